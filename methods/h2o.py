@@ -1,0 +1,78 @@
+"""H2O (Zhang et al., NeurIPS 2023, arXiv 2306.14048): entries that gathered most attention stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from structkv_bench.engine.cache import LayerCache
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Budgeted, Compressor, check_choice, check_window
+
+from .scoring import GROUPS, HEADS, best_and_last, over_group
+
+
+@dataclass(frozen=True)
+class H2O(Budgeted):
+    """s_j = sum over all queries t >= j of a_tj, exact and causal; keep the best and the last `window`.
+
+    One shot after the prompt by default, as long-context harnesses run it (KVCache-Factory). With
+    `running: true` each decoded token adds its attention to the scores of what is kept and the cache
+    stays at its budget (the authors' utils_real_drop; there half of the budget is recent tokens).
+    """
+
+    window: int = 8
+    heads: str = "kv"
+    group: str = "mean"
+    running: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        check_window(self.window)
+        check_choice("heads", self.heads, HEADS)
+        check_choice("group", self.group, GROUPS)
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        """A compressor for one prompt."""
+        return _H2OCompressor(self, self.entries(prompt_tokens, self.window), self.running)
+
+    def per_stored_head(self, scores: Tensor, kv_heads: int) -> Tensor:
+        """[heads, tokens] -> [kv_heads or heads, tokens]."""
+        return over_group(scores, kv_heads, self.group) if self.heads == "kv" else scores
+
+
+@dataclass
+class _H2OCompressor(Compressor):
+    method: H2O
+    entries: int
+    evicts_in_decode: bool
+    gathered: dict[int, Tensor] = field(default_factory=dict)
+    """Per layer, attention gathered so far by each kept entry: [stored heads, entries]."""
+
+    def keep_kv(self, layer: LayerView) -> Tensor | None:
+        if self.entries >= layer.tokens and not self.evicts_in_decode:
+            return None
+        scores = self.method.per_stored_head(layer.column_sums(), layer.kv_heads)
+        if self.entries >= layer.tokens:
+            index = torch.arange(layer.tokens, device=scores.device).expand(scores.shape[0], -1)
+        else:
+            index = best_and_last(scores, self.entries, self.method.window, layer.tokens)
+        if self.evicts_in_decode:
+            self.gathered[layer.index] = scores.gather(1, index)
+        return index
+
+    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+        """Add the newest query's attention to what each entry has gathered; then hold the budget."""
+        heads, entries, head_dim = cache.keys.shape
+        grouped = query.reshape(heads, -1, head_dim)
+        attention = (grouped @ cache.keys.transpose(1, 2)).float().mul(scaling).softmax(-1)
+        received = self.method.per_stored_head(attention.flatten(0, 1), heads)
+        received[:, :-1] += self.gathered[layer]
+        if entries > self.entries:
+            index = best_and_last(received, self.entries, self.method.window, entries)
+            cache.keep(index)
+            received = received.gather(1, index)
+        self.gathered[layer] = received

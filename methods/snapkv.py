@@ -1,0 +1,59 @@
+"""SnapKV (Li et al., NeurIPS 2024, arXiv 2404.14469): what the last queries look at stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Budgeted, Compressor, check_choice, check_window
+
+from .scoring import GROUPS, HEADS, POOLINGS, best_and_last, over_group, pool
+
+
+@dataclass(frozen=True)
+class SnapKV(Budgeted):
+    """s_j = sum over the last w queries of a_tj, pooled; keep the best and the window itself.
+
+    The official code (FasterDecoding/SnapKV) ranks per query head and stores each query head's copy:
+    `heads: query`. By default entries are chosen per KV head, so that 10 % is 10 % of the bytes.
+    """
+
+    window: int = 8
+    pooling: str = "max"
+    kernel: int = 7
+    heads: str = "kv"
+    group: str = "mean"
+    """How a KV head's score comes from its query heads', before pooling (KVCache-Factory's order)."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        check_window(self.window, self.kernel)
+        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("heads", self.heads, HEADS)
+        check_choice("group", self.group, GROUPS)
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        """A compressor for one prompt."""
+        return _SnapKVCompressor(self, self.entries(prompt_tokens, self.window))
+
+    def scores(self, layer: LayerView) -> Tensor:
+        """Score of each token before the window: [kv_heads or heads, tokens - window]."""
+        attention = layer.window_attention(self.window)[:, :, : -self.window]
+        scores = attention.sum(1)
+        if self.heads == "kv":
+            scores = over_group(scores, layer.kv_heads, self.group)
+        return pool(scores, self.pooling, self.kernel)
+
+
+@dataclass
+class _SnapKVCompressor(Compressor):
+    method: SnapKV
+    entries: int
+
+    def keep_kv(self, layer: LayerView) -> Tensor | None:
+        if self.entries >= layer.tokens:
+            return None
+        return best_and_last(self.method.scores(layer), self.entries, self.method.window, layer.tokens)

@@ -1,0 +1,117 @@
+"""StreamingLLM (Xiao et al., ICLR 2024, arXiv 2309.17453): attention sinks and the latest tokens stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from structkv_bench.engine.cache import LayerCache
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Budgeted, Compressor, Rotate, check_choice
+from structkv_bench.errors import UserError
+
+VARIANTS = ("harness", "rolling")
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Budgeted):
+    """Keeps the first `sinks` tokens and the last ones up to the budget.
+
+    `variant: harness` is what long-context harnesses call StreamingLLM (KVCache-Factory, FastKV): the
+    prompt is prefilled with full attention and evicted once, keys stay at their positions. The early
+    layers have then seen everything. `variant: rolling` is the method of the paper
+    (mit-han-lab/streaming-llm): no token, in prefill or decode, ever sees more than the budget, and
+    positions count inside the cache.
+    """
+
+    sinks: int = 4
+    variant: str = "harness"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.sinks < 0:
+            raise UserError(f"sinks={self.sinks}: give 0 or more")
+        check_choice("variant", self.variant, VARIANTS)
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        """A compressor for one prompt."""
+        entries = self.entries(prompt_tokens, self.sinks)
+        if self.variant == "harness":
+            return _SinksAndLast(self.sinks, entries)
+        return _Rolling(self.sinks, entries)
+
+
+@dataclass
+class _SinksAndLast(Compressor):
+    sinks: int
+    entries: int
+
+    def keep_kv(self, layer: LayerView) -> Tensor | None:
+        if self.entries >= layer.tokens:
+            return None
+        return self.choice(layer.tokens, layer.kv_heads, layer.key.device)
+
+    def choice(self, tokens: int, heads: int, device: torch.device) -> Tensor:
+        """Indices of the sinks and the last entries, the same for each head: [heads, entries]."""
+        last = torch.arange(tokens - self.entries + self.sinks, tokens, device=device)
+        return torch.cat((torch.arange(self.sinks, device=device), last)).expand(heads, -1)
+
+
+@dataclass(frozen=True)
+class _RollingAttention:
+    """Each query sees the sinks and the last `recent` tokens, itself included.
+
+    Positions count inside the cache: once it is full the query stands at its last place, so that a sink
+    is never further off than the cache is long. Between recent tokens that changes no distance; for the
+    sinks the query is turned back from its true position to its place.
+    """
+
+    sinks: int
+    recent: int
+
+    def __call__(self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate) -> Tensor:
+        """Output [heads, n, head_dim] of queries at the ascending positions `at` [n]."""
+        positions = cache.positions[0]
+        is_sink = positions < self.sinks
+        is_recent = ~is_sink & (positions > at[0] - self.recent)
+        order = torch.cat((is_sink.nonzero()[:, 0], is_recent.nonzero()[:, 0]))
+        places = torch.minimum(at, torch.full_like(at, self.sinks + self.recent - 1))
+        to_sinks = _logits(rotate(query, places - at), cache.keys[:, is_sink])
+        to_recent = _logits(query, cache.keys[:, is_recent])
+        logits = torch.cat((to_sinks, to_recent), dim=-1).float() * scaling
+        keys_at = positions[order]
+        in_reach = (keys_at < self.sinks) | (keys_at > at[:, None] - self.recent)
+        hidden = ~(in_reach & (keys_at <= at[:, None]))
+        attention = logits.masked_fill(hidden, -torch.inf).softmax(-1).to(query.dtype)
+        return _weighted(attention, cache.values[:, order])
+
+
+@dataclass
+class _Rolling(_SinksAndLast):
+    """Holds one entry less than the budget between steps: the newest token takes the last place."""
+
+    evicts_in_decode = True
+
+    def __post_init__(self) -> None:
+        self.attention = _RollingAttention(self.sinks, self.entries - self.sinks)
+        self.entries -= 1
+
+    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+        """Drop the oldest entry that is no sink once the cache is full."""
+        if cache.entries > self.entries:
+            cache.keep(self.choice(cache.entries, cache.keys.shape[0], cache.keys.device))
+
+
+def _logits(query: Tensor, keys: Tensor) -> Tensor:
+    """q k^T of query heads [heads, n, head_dim] with their KV heads' keys: [heads, n, keys]."""
+    heads, new, head_dim = query.shape
+    return (query.reshape(keys.shape[0], -1, head_dim) @ keys.transpose(1, 2)).reshape(heads, new, -1)
+
+
+def _weighted(attention: Tensor, values: Tensor) -> Tensor:
+    """Attention [heads, n, keys] times values [kv_heads, keys, head_dim]: [heads, n, head_dim]."""
+    heads, new, keys = attention.shape
+    return (attention.reshape(values.shape[0], -1, keys) @ values).reshape(heads, new, -1)

@@ -1,0 +1,43 @@
+"""What conf/ offers: names and descriptions, read from the files alone (no Hydra, no torch)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from structkv_bench.errors import UserError
+
+
+def conf_dir() -> Path:
+    """The folder of configs, in a clone as in an installed wheel."""
+    return Path(str(files("structkv_bench.conf")))
+
+
+def choices(group: str) -> list[str]:
+    """Names of a group's configs, sorted."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def described(group: str) -> list[tuple[str, str]]:
+    """Name and one-line description of each config of a group.
+
+    Raises:
+        UserError: an experiment is not valid YAML.
+    """
+    describe = _experiment if group == "experiment" else _comment
+    return [(name, describe(conf_dir() / group / f"{name}.yaml")) for name in choices(group)]
+
+
+def _comment(path: Path) -> str:
+    """The comment that opens a file."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").rstrip() if first.startswith("#") else ""
+
+
+def _experiment(path: Path) -> str:
+    from omegaconf import OmegaConf
+
+    try:
+        return " ".join(str(OmegaConf.load(path).description).split())
+    except Exception as error:  # YAML, OmegaConf and the codec each have their own kind
+        raise UserError(f"{path}: not a valid experiment ({' '.join(str(error).split())})") from error

@@ -1,0 +1,147 @@
+"""The command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from structkv_bench.errors import UserError
+from structkv_bench.report.results import Format, render, results
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+# typer does not name this class, and some versions bring their own copy of click
+UsageError = cast(type[Any], typer.BadParameter.__base__)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="model, method, task or experiment by name, or a setting of one, such as method.kv_ratio=0.1; "
+        "a comma list runs every value.",
+    ),
+]
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    TASKS = "tasks"
+    MODELS = "models"
+    EXPERIMENTS = "experiments"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 2 and one line for a mistake in what was asked for."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(given or ["--help"], prog_name="structkv-bench", standalone_mode=False) or 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except UsageError as error:
+        return _fail(error.format_message(), 2)
+    return (
+        _fail("interrupted; the same command goes on where this stopped", 130) if code == 130 else int(code)
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(line if code == 130 else f"error: {line}", file=sys.stderr)
+    return code
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(version("structkv-bench"))
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Benchmark methods that compress the KV cache of long-context language models."""
+
+
+@app.command()
+def run(overrides: Overrides = None) -> None:
+    """Run what has no result yet, and print the table.
+
+    An interrupted run goes on where it stopped; failed samples are tried again.
+    """
+    from structkv_bench.config import compose
+    from structkv_bench.plan import plan
+
+    setups = compose(overrides or [])
+    folders = [cell.folder for group in plan(setups) for cell in group.cells]
+    from structkv_bench import runner  # only now: it imports transformers
+
+    failed = runner.run(setups)
+    _print_results(setups[0].results_dir, Format.TABLE, folders)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def show(overrides: Overrides = None) -> None:
+    """Print what a run would do.
+
+    The composed config, one rendered prompt, its tokens, the budget per layer and the estimated work.
+    """
+    from structkv_bench.config import compose
+
+    setups = compose(overrides or [])
+    from structkv_bench.show import show as show_setups
+
+    show_setups(setups)
+
+
+@app.command()
+def fetch(overrides: Overrides = None) -> None:
+    """Bring the models of a run into the cache."""
+    from structkv_bench.config import compose
+
+    specs = dict.fromkeys(setup.model for setup in compose(overrides or []))
+    from structkv_bench import models
+
+    for spec in specs:
+        print(f"{spec.name}: {models.fetch(spec)}")
+
+
+@app.command("list")
+def list_choices(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
+    """List what can be run, with a line about each."""
+    from structkv_bench.catalog import described
+
+    lines = described(what.removesuffix("s"))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, description in lines:
+        print(f"{name:<{width}}  {description}".rstrip())
+
+
+@app.command("results")
+def print_results(
+    format: Annotated[Format, typer.Option(help="How to print them.")] = Format.TABLE,
+    results_dir: Annotated[Path, typer.Option("--results", help="Results folder.")] = Path("results/runs"),
+) -> None:
+    """Print a row per cell of a results folder."""
+    _print_results(results_dir, format)
+
+
+def _print_results(results_dir: str | Path, format: Format, folders: Iterable[str] | None = None) -> None:
+    lines, note = results(results_dir, folders)
+    terminal = shutil.get_terminal_size(fallback=(0, 0)).columns
+    print(render(lines, format, terminal or None))
+    if note:
+        print(note, file=sys.stderr)

@@ -1,0 +1,259 @@
+"""Overrides as typed on a command line -> setups: Hydra composition of conf/, typed, one line per mistake.
+
+A comma list makes a grid; a setting goes to each listed choice that has it. An experiment is a file of
+overrides that stand before the user's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from structkv_bench import catalog
+from structkv_bench.errors import UserError
+from structkv_bench.model_spec import ModelSpec
+from structkv_bench.overrides import GROUPS, Grid, Setting, offer, one_line, parse, under
+
+if TYPE_CHECKING:
+    from structkv_bench.engine.method import Method
+    from structkv_bench.task import Task
+
+BASES = {
+    "model": "structkv_bench.model_spec.ModelSpec",
+    "method": "structkv_bench.engine.method.Method",
+    "task": "structkv_bench.task.Task",
+}
+"""What the class of a group's choice must be; by name, since importing Method imports torch."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One point of a grid, checked and typed."""
+
+    model: ModelSpec
+    method_name: str
+    method: Method
+    task_name: str
+    task: Task
+    results_dir: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A file of conf/experiment/."""
+
+    description: str = ""
+    overrides: list[str] = field(default_factory=list)
+    """As typed on a command line."""
+    grids: list[list[str]] = field(default_factory=lambda: [[]])
+    """Further overrides, one list for each grid of the experiment."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a group: what its YAML says, and the dataclass that types it."""
+
+    group: str
+    name: str
+    values: dict[str, Any]
+    cls: type[Any]
+
+    @property
+    def keys(self) -> list[str]:
+        """Settings that it has."""
+        return [f.name for f in fields(self.cls) if f.init]
+
+    def has(self, setting: Setting) -> bool:
+        """Whether a setting is one of this choice's."""
+        return setting.group == self.group and setting.name in self.keys
+
+
+Menu = dict[str, list[Choice]]
+"""The listed choices of each group."""
+
+
+def compose(overrides: list[str]) -> list[Setup]:
+    """Every different setup that the overrides ask for, in the order typed.
+
+    Raises:
+        UserError: a key, choice or value is wrong, or a config file is broken.
+    """
+    with _hydra():
+        config = _load("config")
+        grids = _grids(parse(overrides))
+        default = config.hydra.runtime.choices
+        menus = [{group: list(_choices(group, grid, default[group])) for group in GROUPS} for grid in grids]
+    _check_keys(grids, menus)
+    results_dir = _results_dir(grids, config.results_dir)
+    setups = [s for grid, menu in zip(grids, menus, strict=True) for s in _setups(grid, menu, results_dir)]
+    return [setup for i, setup in enumerate(setups) if setup not in setups[:i]]
+
+
+def _setups(grid: Grid, menu: Menu, results_dir: str) -> Iterator[Setup]:
+    built = (
+        [(choice.name, _build(choice, point)) for choice in menu[group] for point in _points(choice, grid)]
+        for group in GROUPS
+    )
+    for (_, model), (method_name, method), (task_name, task) in product(*built):
+        yield Setup(model, method_name, method, task_name, task, results_dir)
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose API over conf/, whatever Hydra the process had open before."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(catalog.conf_dir()), version_base=None):
+        yield
+
+
+def _load(name: str) -> DictConfig:
+    try:
+        return hydra.compose(name, return_hydra_config=True)
+    except Exception as error:  # Hydra, OmegaConf, YAML and the codec each have their own kind
+        raise UserError(f"conf/{name}.yaml: {one_line(error)}") from error
+
+
+def _grids(own: Grid) -> list[Grid]:
+    """The user's grid; with experiments, each of theirs under the user's overrides."""
+    names = own["experiment"].values if "experiment" in own else (None,)
+    own = {key: setting for key, setting in own.items() if key != "experiment"}
+    if names == (None,):
+        return [own]
+    return [under(preset, own) for name in names for preset in _presets(name)]
+
+
+def _presets(name: Any) -> Iterator[Grid]:
+    """The grids of one experiment."""
+    experiment = _build(_checked(Choice("experiment", name, _file("experiment", name), Experiment)), {})
+    for lines in experiment.grids:
+        grid = under(parse(experiment.overrides), parse(lines))
+        if "experiment" in grid:
+            raise UserError(f"conf/experiment/{name}.yaml: an experiment can't name another")
+        yield grid
+
+
+def _choices(group: str, grid: Grid, default: str) -> Iterator[Choice]:
+    """What the grid lists of a group; a class given in `_target_` takes from a file what it knows."""
+    names = grid[group].values if group in grid else (default,)
+    targets = grid.get(f"{group}._target_", Setting("", ())).values
+    for name in names:
+        values = _file(group, name)
+        own = values.pop("_target_", None)
+        if not targets:
+            yield _checked(Choice(group, name, values, _class(group, own)))
+        for cls in (_class(group, target) for target in targets):
+            yield Choice(group, cls.__name__, values, cls)
+
+
+def _file(group: str, name: Any) -> dict[str, Any]:
+    names = catalog.choices(group)
+    if name not in names:
+        raise UserError(f"{group}={name}: unknown; {offer(str(name), names)}")
+    values = OmegaConf.to_container(
+        OmegaConf.create(_load(f"{group}/{name}").get(group) or {}), resolve=False
+    )
+    defaults = {"name": name} if group == "model" else {}
+    return defaults | cast(dict[str, Any], values)
+
+
+def _checked(choice: Choice) -> Choice:
+    """The choice, unless its file has a setting that its class has not."""
+    for key in choice.values:
+        if key not in choice.keys:
+            where = f"conf/{choice.group}/{choice.name}.yaml"
+            raise UserError(f"{where}: {key}: unknown; {offer(key, choice.keys)}")
+    return choice
+
+
+def _class(group: str, target: Any) -> type[Any]:
+    """The dataclass at a dotted path, of the kind that the group needs."""
+    key = f"{group}._target_"
+    base, cls = _import(key, BASES[group]), _import(key, target)
+    if not (isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)):
+        raise UserError(f"{key}={target}: not a dataclass derived from {BASES[group]}")
+    return cls
+
+
+def _import(key: str, path: Any) -> Any:
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever a module of the user's raises as it is imported
+        raise UserError(
+            f"{key}={path}: can't be imported, is its folder on PYTHONPATH? "
+            f"({type(error).__name__}: {one_line(error)})"
+        ) from error
+
+
+def _check_keys(grids: list[Grid], menus: list[Menu]) -> None:
+    """Each setting must have a taker in one grid at least."""
+    for setting in {s.key: s for grid in grids for s in grid.values() if s.required}.values():
+        if setting.name in ("", "_target_"):
+            continue
+        listed = [choice for menu in menus for choice in menu[setting.group]]
+        if not any(choice.has(setting) for choice in listed):
+            names = ", ".join(dict.fromkeys(choice.name for choice in listed))
+            keys = list(dict.fromkeys(key for choice in listed for key in choice.keys))
+            hint = offer(setting.name, keys) if keys else "it has none"
+            raise UserError(f"{setting.key}: no such setting of {names}; {hint}")
+
+
+def _points(choice: Choice, grid: Grid) -> Iterator[dict[str, Any]]:
+    """Each point of the grid, as values for the settings that the choice has."""
+    settings = [setting for setting in grid.values() if choice.has(setting)]
+    for values in product(*(setting.values for setting in settings)):
+        yield {setting.name: value for setting, value in zip(settings, values, strict=True)}
+
+
+def _build(choice: Choice, point: dict[str, Any]) -> Any:
+    """The choice as an object, with the point's values in place of its own."""
+    try:
+        config = _typed(choice, point)
+        for key in choice.keys:
+            if OmegaConf.is_missing(config, key):
+                raise UserError(f"{choice.group}.{key}: {choice.name} needs a value for it")
+        return OmegaConf.to_object(config)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the class raises at a value that it does not like
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{choice.group}={choice.name}: {reason}") from error
+
+
+def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
+    config: Any = OmegaConf.structured(choice.cls)
+    for key, value in {**choice.values, **point}.items():
+        if key not in choice.keys:
+            continue
+        try:
+            config = OmegaConf.merge(config, {key: value})
+        except OmegaConfBaseException as error:
+            expected = _type_name(get_type_hints(choice.cls)[key])
+            raise UserError(f"{choice.group}.{key}={value}: expected {expected}") from error
+    return cast(DictConfig, config)
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")
+
+
+def _results_dir(grids: list[Grid], default: str) -> str:
+    """The one folder that all grids write to."""
+    settings = [grid.get("results_dir", Setting("results_dir", (default,))) for grid in grids]
+    folder = settings[0].values[0]
+    if (
+        any(setting.values != (folder,) for setting in settings)
+        or not isinstance(folder, str | int)
+        or folder == ""
+    ):
+        raise UserError("results_dir: give one folder")
+    return str(folder)

@@ -1,0 +1,276 @@
+"""Greedy decode of a batch of caches, whatever their methods, samples and lengths.
+
+The weights are read once per step for all rows. Attention runs per bucket of rows whose layers are of
+nearly equal length, each packed into one buffer, so that a short cache never pays for a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from structkv_bench.engine.attention import visible
+from structkv_bench.engine.cache import PADDING, KVCache, LayerCache
+from structkv_bench.engine.clock import now
+from structkv_bench.engine.method import Compressor
+from structkv_bench.engine.prefill import Prefilled
+
+if TYPE_CHECKING:
+    from structkv_bench.models import Model
+
+WASTE = 1.25
+"""Rows share a bucket while the longest cache is at most this many times the shortest."""
+
+
+@dataclass
+class Generated:
+    """What one row produced."""
+
+    ids: list[int]
+    """Without the stop id."""
+    tie_margin: float
+    """Smallest gap between the best and second logit: near 0, another batch may have chosen otherwise."""
+    seconds: float
+    """Wall time of the batch until this row finished."""
+    forward_passes: int
+    """Prefill included."""
+
+
+class _Bucket:
+    """Rows of nearly equal length, layer by layer in buffers [rows, heads, capacity, head_dim].
+
+    Caches are packed to the right, so that all rows of a layer end at the same slot and a step writes
+    one slice; slots to the left of a shorter row hold PADDING.
+    """
+
+    def __init__(self, rows: list[int], caches: list[KVCache], owner: Compressor | None, room: int) -> None:
+        self.rows = rows
+        self.owner = owner
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.positions: list[Tensor] = []
+        self.filled: list[int] = []
+        self.padded: list[bool] = []
+        for _ in range(len(caches[0].layers)):
+            self._pack([cache.layers.pop(0) for cache in caches], room)
+
+    def _pack(self, layers: list[LayerCache], room: int) -> None:
+        lengths = [layer.entries for layer in layers]
+        longest, first = max(lengths), layers[0]
+        heads, _, head_dim = first.keys.shape
+        shape = (len(layers), heads, longest + room, head_dim)
+        keys, values = first.keys.new_zeros(shape), first.values.new_zeros(shape)
+        positions = first.positions.new_full(shape[:3], PADDING)
+        for row, layer in enumerate(layers):
+            slots = slice(longest - layer.entries, longest)
+            keys[row, :, slots], values[row, :, slots] = layer.keys, layer.values
+            positions[row, :, slots] = layer.positions
+        self.keys.append(keys)
+        self.values.append(values)
+        self.positions.append(positions)
+        self.filled.append(longest)
+        self.padded.append(min(lengths) < longest)
+
+    def append(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
+        """Write new entries [rows, kv_heads, n, head_dim] at `positions` [rows, n] behind the others."""
+        copies = self.keys[layer].shape[1] // key.shape[1]
+        slots = slice(self.filled[layer], self.filled[layer] + key.shape[2])
+        self.keys[layer][:, :, slots] = key.repeat_interleave(copies, dim=1)
+        self.values[layer][:, :, slots] = value.repeat_interleave(copies, dim=1)
+        self.positions[layer][:, :, slots] = positions[:, None]
+        self.filled[layer] = slots.stop
+
+    def attend(
+        self, layer: int, query: Tensor, at: Tensor, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """Attention [rows, heads, n, head_dim] of queries at positions `at` [rows, n]."""
+        filled = self.filled[layer]
+        keys, values = self.keys[layer][:, :, :filled], self.values[layer][:, :, :filled]
+        rows, heads, new, head_dim = query.shape
+        group = heads // keys.shape[1]
+        # The query heads of a KV head stand in a row as if they were queries: no key is ever repeated.
+        grouped = query.reshape(rows, keys.shape[1], group * new, head_dim)
+        mask = None
+        if new > 1 or self.padded[layer] or sliding_window is not None:
+            mask = visible(at[:, None], self.positions[layer][:, :, :filled], sliding_window)
+            mask = mask.repeat(1, 1, group, 1)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
+        return out.reshape(rows, heads, new, head_dim)
+
+    def evict(self, layer: int, query: Tensor, scaling: float) -> None:
+        """Let the owner of this bucket's only row drop entries."""
+        assert self.owner is not None
+        cache = self.cache(layer)
+        self.owner.step(layer, query[0], cache, scaling)
+        entries = self.filled[layer] = cache.entries
+        self.keys[layer][0, :, :entries] = cache.keys
+        self.values[layer][0, :, :entries] = cache.values
+        self.positions[layer][0, :, :entries] = cache.positions
+
+    def cache(self, layer: int) -> LayerCache:
+        """The entries of this bucket's first row, without a copy."""
+        stored = slice(0, self.filled[layer])
+        return LayerCache(
+            self.keys[layer][0, :, stored], self.values[layer][0, :, stored], self.positions[layer][0, :, stored]
+        )
+
+    def select(self, kept: list[int]) -> None:
+        """Keep these rows (places in this bucket) alone."""
+        index = torch.tensor(kept, device=self.keys[0].device)
+        for buffers in (self.keys, self.values, self.positions):
+            for layer, buffer in enumerate(buffers):
+                buffers[layer] = buffer[index.to(buffer.device)]
+        self.rows = [self.rows[place] for place in kept]
+
+
+class Batch:
+    """Caches of several prompts and methods that go through the model together.
+
+    It takes over the caches' layers, one at a time, so that a cache is never held twice.
+    """
+
+    def __init__(self, model: Model, rows: Sequence[Prefilled], room: int) -> None:
+        """Pack `rows`; `room` is the number of tokens that will be appended to each at most."""
+        self._model = model
+        self._seen = torch.tensor([row.cache.seen for row in rows], device=model.device)
+        self._buckets = [
+            _Bucket(places, [rows[place].cache for place in places], _owner(rows[places[0]].compressor), room)
+            for places in _bucket_rows(rows)
+        ]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Feed tokens [rows, n] at the rows' next positions; fp32 logits after the last: [rows, vocabulary].
+
+        The order of rows is that of the batch; see `retire`.
+        """
+        model = self._model
+        self._at = self._seen[:, None] + torch.arange(ids.shape[1], device=ids.device)
+        order = torch.tensor([row for bucket in self._buckets for row in bucket.rows], device=ids.device)
+        self._at = self._at[order]
+        hidden = model.embed(ids[order])
+        rotary = model.rotary(hidden, self._at)
+        for layer in model.layers:
+            hidden = model.run_layer(layer, hidden, self._at, rotary, self)
+        self._seen += ids.shape[1]
+        logits = model.logits(hidden[:, -1])
+        return logits[torch.argsort(order)]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        """Attention of every row over its own entries, bucket by bucket; see attention.Step."""
+        outputs, start = [], 0
+        at = self._at.to(query.device)
+        for bucket in self._buckets:
+            rows = slice(start, start + len(bucket.rows))
+            start = rows.stop
+            bucket.append(layer, key[rows], value[rows], at[rows])
+            if bucket.owner is not None and bucket.owner.attention is not None:
+                own, cache = bucket.owner.attention, bucket.cache(layer)
+                outputs.append(own(query[rows][0], at[rows][0], cache, scaling, self._model.rotate)[None])
+            else:
+                outputs.append(bucket.attend(layer, query[rows], at[rows], scaling, sliding_window))
+            if bucket.owner is not None and bucket.owner.evicts_in_decode:
+                bucket.evict(layer, query[rows], scaling)
+        return torch.cat(outputs)
+
+    def retire(self, going_on: list[int]) -> None:
+        """Drop all rows but these (places in the batch), which are then numbered from 0."""
+        place = {row: new for new, row in enumerate(going_on)}
+        for bucket in self._buckets:
+            kept = [i for i, row in enumerate(bucket.rows) if row in place]
+            if kept and len(kept) < len(bucket.rows):
+                bucket.select(kept)
+            bucket.rows = [place[row] for row in bucket.rows if row in place]
+        self._buckets = [bucket for bucket in self._buckets if bucket.rows]
+        self._seen = self._seen[going_on]
+
+
+def decode(
+    model: Model,
+    rows: Sequence[Prefilled],
+    max_new_tokens: int,
+    finished: Callable[[int, Generated], None] = lambda row, generated: None,
+) -> list[Generated]:
+    """Continue every row greedily to a stop id or `max_new_tokens`; takes the rows' caches over.
+
+    Args:
+        model: the model that filled the caches.
+        rows: from `prefill`, none with an error.
+        max_new_tokens: at most this many for each row.
+        finished: called with the row's place as soon as it is done.
+    """
+    with torch.inference_mode():
+        first = torch.stack([row.logits for row in rows if row.logits is not None])
+        started = now(first)
+        results = [Generated([], float("inf"), 0.0, 0) for _ in rows]
+        places = list(range(len(rows)))
+        logits, batch = first, None
+        while places:
+            chosen, going_on = _greedy(logits), []
+            for i, place in enumerate(places):
+                if _extend(results[place], *chosen[i], model.stop_ids, max_new_tokens):
+                    going_on.append(i)
+                else:
+                    results[place].seconds = now(first) - started
+                    finished(place, results[place])
+            if going_on and batch is None:
+                batch = Batch(model, [rows[places[i]] for i in going_on], room=max_new_tokens)
+            elif going_on and len(going_on) < len(places) and batch is not None:
+                batch.retire(going_on)
+            places = [places[i] for i in going_on]
+            if places and batch is not None:
+                last = [[results[place].ids[-1]] for place in places]
+                logits = batch.forward(torch.tensor(last, device=model.device))
+        return results
+
+
+def _greedy(logits: Tensor) -> list[tuple[int, float]]:
+    """Best token of each row and its lead over the second; of equals, the lowest id."""
+    best = logits.argmax(-1)
+    top = logits.topk(2, dim=-1).values
+    return list(zip(best.tolist(), (top[:, 0] - top[:, 1]).tolist(), strict=True))
+
+
+def _extend(row: Generated, token: int, margin: float, stop_ids: frozenset[int], limit: int) -> bool:
+    """Add a token to a row; False when the row is finished."""
+    row.forward_passes += 1
+    row.tie_margin = min(row.tie_margin, margin)
+    if token in stop_ids:
+        return False
+    row.ids.append(token)
+    return len(row.ids) < limit
+
+
+def _owner(compressor: Compressor) -> Compressor | None:
+    return compressor if compressor.evicts_in_decode or compressor.attention is not None else None
+
+
+def _bucket_rows(rows: Sequence[Prefilled]) -> list[list[int]]:
+    """Places of rows that share buffers; a row whose method acts in decode stands alone."""
+    shape = [[(layer.keys.shape[0], layer.entries) for layer in row.cache.layers] for row in rows]
+    order = sorted(range(len(rows)), key=lambda place: (shape[place], place))
+    buckets: list[list[int]] = []
+    for place in order:
+        if (
+            buckets
+            and _owner(rows[place].compressor) is None
+            and _owner(rows[buckets[-1][0]].compressor) is None
+            and _similar(shape[buckets[-1][0]], shape[place])
+        ):
+            buckets[-1].append(place)
+        else:
+            buckets.append([place])
+    return buckets
+
+
+def _similar(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> bool:
+    """Whether rows of these (heads, entries) per layer may share a buffer."""
+    return all(
+        heads == other and max(m, n) <= WASTE * min(m, n) for (heads, m), (other, n) in zip(a, b, strict=True)
+    )

@@ -1,0 +1,96 @@
+"""What a method sees of one layer during prefill, and the attention scores that methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structkv_bench.engine.clock import now
+
+COLUMN_SUM_BLOCK = 128
+"""Queries per block of `column_sums`: its largest tensor holds heads x tokens x this many numbers."""
+
+
+@dataclass
+class LayerView:
+    """Post-RoPE queries, keys and values of the tokens that one layer processes in prefill.
+
+    Scores that several methods want are computed once and kept for as long as the layer is processed.
+    """
+
+    index: int
+    """The layer's number, from 0."""
+    query: Tensor
+    """[heads, tokens, head_dim]"""
+    key: Tensor
+    """[kv_heads, tokens, head_dim]"""
+    value: Tensor
+    """[kv_heads, tokens, head_dim]"""
+    positions: Tensor
+    """[tokens], ascending: the true position of each token in the prompt; gaps where tokens were dropped."""
+    prompt_tokens: int
+    """Length of the whole prompt (N of every budget), however many tokens are left here."""
+    scaling: float
+    sliding_window: int | None = None
+    borrowed_s: float = 0.0
+    """Seconds that others spent on scores taken from here since this was last set to 0."""
+    _scores: dict[Any, tuple[Tensor, float]] = field(default_factory=dict, repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens this layer processes."""
+        return self.key.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of K and V."""
+        return self.key.shape[0]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head (GQA)."""
+        return self.query.shape[0] // self.key.shape[0]
+
+    def window_attention(self, window: int) -> Tensor:
+        """Attention of the last `window` queries, softmax in fp32: [heads, window, tokens]."""
+        return self._once(("window", window), lambda: self._probabilities(self.tokens - window, self.tokens))
+
+    def column_sums(self) -> Tensor:
+        """Attention that each key receives from all queries that see it, fp32: [heads, tokens].
+
+        Exact and causal, in blocks of queries: no tokens x tokens matrix exists at any time.
+        """
+
+        def sums() -> Tensor:
+            total = torch.zeros(self.query.shape[0], self.tokens, device=self.query.device)
+            for start in range(0, self.tokens, COLUMN_SUM_BLOCK):
+                stop = min(start + COLUMN_SUM_BLOCK, self.tokens)
+                total[:, :stop] += self._probabilities(start, stop).sum(1)
+            return total
+
+        return self._once("column_sums", sums)
+
+    def _probabilities(self, start: int, stop: int) -> Tensor:
+        """Causal attention of queries start..stop-1 to keys 0..stop-1, fp32: [heads, stop-start, stop]."""
+        heads, _, head_dim = self.query.shape
+        rows = stop - start
+        grouped = self.query[:, start:stop].reshape(self.kv_heads, self.group_size * rows, head_dim)
+        logits = torch.matmul(grouped, self.key[:, :stop].transpose(1, 2)).float().mul_(self.scaling)
+        logits = logits.view(heads, rows, stop)
+        hidden = self.positions[:stop] > self.positions[start:stop, None]
+        if self.sliding_window is not None:
+            hidden |= self.positions[:stop] <= self.positions[start:stop, None] - self.sliding_window
+        return logits.masked_fill_(hidden, -torch.inf).softmax(-1)
+
+    def _once(self, name: Any, compute: Callable[[], Tensor]) -> Tensor:
+        if name not in self._scores:
+            started = now(self.query)
+            result = compute()
+            self._scores[name] = (result, now(self.query) - started)
+        else:
+            self.borrowed_s += self._scores[name][1]
+        return self._scores[name][0]

@@ -1,0 +1,144 @@
+"""What a compression method is: frozen settings, and a compressor that lives for one prompt."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from structkv_bench.engine.cache import LayerCache
+    from structkv_bench.models import Model
+
+
+class Attention(Protocol):
+    """An attention other than the causal one; equal ones (dataclasses) are computed once for their methods."""
+
+    def __call__(self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate) -> Tensor:
+        """Attention output of queries [heads, n, head_dim] at positions `at` [n] over the cache's entries."""
+
+
+class Rotate(Protocol):
+    """Turns rotary vectors on by a number of positions (the model's own frequencies)."""
+
+    def __call__(self, vectors: Tensor, shift: Tensor) -> Tensor:
+        """`vectors` [heads, n, head_dim] as they would be at positions moved by `shift` [n]."""
+
+
+class Compressor:
+    """Answers for one prompt, layer by layer; this one keeps everything. Made by `Method.compressor`."""
+
+    attention: Attention | None = None
+    """Takes the place of causal attention, in prefill and decode, where a method sees less than all keys."""
+    evicts_in_decode: bool = False
+    """Whether `step` is to be called after each decoded token."""
+
+    def keep_kv(self, layer: LayerView) -> Tensor | None:
+        """Which KV entries of this layer stay: indices [heads, kept] into its tokens; None: all.
+
+        `heads` is kv_heads, or a multiple of it up to the query heads: then each query head (or each
+        equal part of a group) stores its own copy, and the bytes count it.
+        """
+        return None
+
+    def keep_tokens(self, layer: LayerView) -> Tensor | None:
+        """Which tokens go on to the next layer: ascending indices [kept] into this layer's; None: all."""
+        return None
+
+    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+        """After a decode step's attention: drop entries of this layer's cache (`cache.keep`).
+
+        Args:
+            layer: the layer's number.
+            query: [heads, 1, head_dim], post-RoPE, of the newest entry, which is the cache's last.
+            cache: what the query has just attended to; its bounds are the method's affair from here on.
+            scaling: factor of the attention logits.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """What the method found out on this prompt, for the result row (StructKV: pivot)."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Hyper-parameters; all that varies with the prompt lives in the compressor."""
+
+    @abstractmethod
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        """A fresh compressor for a prompt of `prompt_tokens` on a model of `layers`.
+
+        Raises:
+            UserError: the settings can't work on such a prompt (a budget not above the window, say).
+        """
+
+    def layer_tokens(self, prompt_tokens: int, layers: int) -> list[int]:
+        """Tokens that each layer processes, as far as it is known before the prompt is seen."""
+        return [prompt_tokens] * layers
+
+    def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """Entries that each layer keeps per KV head."""
+        return [prompt_tokens] * layers
+
+    def calibrated(self, model: Model) -> Method:
+        """This method with what it learns once per model filled in; itself if there is nothing."""
+        return self
+
+
+@dataclass(frozen=True)
+class Budgeted(Method):
+    """A method with a KV budget: a share of the prompt, or a number of entries, per layer and head."""
+
+    kv_ratio: float = 0.1
+    budget: int | None = None
+    """Entries per layer and head; where given, it takes the place of kv_ratio."""
+
+    def __post_init__(self) -> None:
+        """Check the ratio and the budget."""
+        check_ratio("kv_ratio", self.kv_ratio)
+        if self.budget is not None and self.budget < 1:
+            raise UserError(f"budget={self.budget}: give at least 1 entry")
+
+    def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The same budget in each layer."""
+        return [self.entries(prompt_tokens)] * layers
+
+    def entries(self, prompt_tokens: int, protected: int = 0) -> int:
+        """Entries a layer keeps per head, `protected` (window, sinks) included: int(N * kv_ratio) as all do.
+
+        Raises:
+            UserError: the budget leaves no room beside the protected entries.
+        """
+        entries = min(self.budget or int(prompt_tokens * self.kv_ratio), prompt_tokens)
+        if entries <= protected and entries < prompt_tokens:
+            given = f"budget={self.budget}" if self.budget else f"kv_ratio={self.kv_ratio}"
+            raise UserError(
+                f"{given} keeps {entries} of {prompt_tokens} prompt tokens, not more than the {protected} "
+                f"that this method always keeps: raise it above {protected} entries"
+            )
+        return entries
+
+
+def check_ratio(name: str, ratio: float) -> None:
+    """Raise UserError unless 0 < ratio <= 1."""
+    if not 0 < ratio <= 1:
+        raise UserError(f"{name}={ratio}: give a share above 0 and up to 1")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise UserError unless value is one of choices."""
+    if value not in choices:
+        raise UserError(f"{name}={value}: choose one of {', '.join(choices)}")
+
+
+def check_window(window: int, kernel: int = 1) -> None:
+    """Raise UserError unless the window holds a query and the pooling kernel is odd."""
+    if window < 1:
+        raise UserError(f"window={window}: give at least 1 query")
+    if kernel < 1 or kernel % 2 == 0:
+        raise UserError(f"kernel={kernel}: give an odd number, so that pooling keeps each score in its place")

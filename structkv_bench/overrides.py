@@ -1,0 +1,104 @@
+"""One command-line override -> a key and the values it takes in turn."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
+from hydra.errors import HydraException
+
+from structkv_bench.errors import UserError
+
+GROUPS = ("model", "method", "task")
+KEYS = (*GROUPS, "experiment", "results_dir")
+"""What an override may set, or set something of."""
+LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One override: a key and the values it takes in turn."""
+
+    key: str
+    values: tuple[Any, ...]
+    required: bool = True
+    """Whether it is a mistake if no choice has this key."""
+
+    @property
+    def group(self) -> str:
+        """First part of the key."""
+        return self.key.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The key within its group; empty for the choice of the group itself."""
+        return self.key.partition(".")[2]
+
+
+Grid = Mapping[str, Setting]
+"""Settings by key, in the order typed: their values' product is what runs."""
+
+
+def parse(overrides: list[str]) -> Grid:
+    """The grid of a list of overrides.
+
+    Raises:
+        UserError: an override is malformed, its key is unknown or given twice.
+    """
+    grid: dict[str, Setting] = {}
+    for text in overrides:
+        setting = _setting(text)
+        if setting.key in grid:
+            raise UserError(f"{setting.key}: given twice; list several values as {setting.key}=first,second")
+        grid[setting.key] = setting
+    return grid
+
+
+def under(preset: Grid, own: Grid) -> Grid:
+    """Both, `own` winning; a preset for a choice that `own` replaced may find no taker."""
+    replaced = {key.removesuffix("._target_") for key in own}
+    kept = {
+        key: replace(setting, required=setting.required and setting.group not in replaced)
+        for key, setting in preset.items()
+    }
+    return {**kept, **own}
+
+
+def offer(given: str, valid: Collection[str]) -> str:
+    """The valid names, and the one that was perhaps meant."""
+    near = difflib.get_close_matches(given, list(valid), 1)
+    return f"choose one of {', '.join(valid)}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def one_line(error: object) -> str:
+    """A message without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def _setting(text: str) -> Setting:
+    try:
+        override = OverridesParser.create().parse_overrides([text])[0]
+    except HydraException as error:
+        why = one_line(str(error).partition("\nSee https://")[0])
+        raise UserError(
+            f"{one_line(text)}: not of the form key=value; quote a value with special characters ({why})"
+        ) from error
+    key = override.key_or_group
+    setting = Setting(key, _values(override))
+    if setting.group not in KEYS or (setting.name and setting.group not in GROUPS):
+        raise UserError(f"{key or text}: unknown; {offer(setting.group, KEYS)}")
+    return setting
+
+
+def _values(override: Override) -> tuple[Any, ...]:
+    if override.type == OverrideType.DEL or override.package is not None:
+        raise UserError(f"{override.input_line}: write key=value")
+    if not override.is_sweep_override():
+        return (override.value(),)
+    if override.value_type not in LISTS:
+        raise UserError(f"{override.input_line}: list the values as {override.key_or_group}=first,second")
+    return tuple(v.text if isinstance(v, QuotedString) else v for v in override.sweep_iterator())

@@ -1,0 +1,57 @@
+"""From a sample's text to token ids: the chat template, the prefix, and exactly one BOS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>")
+"""Tokens that end a chat turn but that some models' files don't list among their stop ids."""
+
+
+@dataclass(frozen=True)
+class TokenizerPrompts:
+    """task.PromptFormat for a transformers tokenizer."""
+
+    tokenizer: Any
+    chat_template: bool = True
+    """Wrap prompts in the tokenizer's chat template, if it has one."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text without special tokens, spaces as the model made them."""
+        return str(
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def render(self, prompt: str, answer_prefix: str) -> list[int]:
+        """The whole prompt: one user turn, the assistant's header, then the prefix.
+
+        Tokenised once and without the tokenizer's own special tokens, since a template brings its BOS;
+        where neither did and the tokenizer would have added one, it is put in front.
+        """
+        text = prompt
+        if self.chat_template and self.tokenizer.chat_template:
+            turn = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        ids = self.encode(text + answer_prefix)
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            return ids
+        if self.tokenizer.encode("a")[0] == bos and ids[:1] != [bos]:
+            return [bos, *ids]
+        while ids[:2] == [bos, bos]:
+            del ids[0]
+        return ids
+
+    def stop_ids(self, *configured: int | list[int] | None) -> frozenset[int]:
+        """Every id that ends an answer: those configured, the tokenizer's, and ends of turn it knows."""
+        ids: set[int] = set()
+        for some in (*configured, self.tokenizer.eos_token_id):
+            ids.update([some] if isinstance(some, int) else some or [])
+        vocabulary = self.tokenizer.get_vocab()
+        ids.update(vocabulary[token] for token in END_OF_TURN if token in vocabulary)
+        return frozenset(ids)

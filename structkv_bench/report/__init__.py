@@ -1,0 +1,1 @@
+"""Rows -> tables; no part of it imports torch."""

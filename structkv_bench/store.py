@@ -1,0 +1,205 @@
+"""Results on disk: a folder per cell with cell.json (what ran) and rows.jsonl (a line per sample).
+
+Rows are only ever appended, each in one write that is synced: a run that is killed loses at most the
+line it was writing, and the next run cuts that line off before it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from structkv_bench.errors import UserError
+from structkv_bench.plan import Cell
+
+CELL_FILE, ROWS_FILE = "cell.json", "rows.jsonl"
+
+Row = dict[str, Any]
+
+
+class Store:
+    """A results folder."""
+
+    def __init__(self, results_dir: str | Path) -> None:
+        self.path = Path(results_dir)
+
+    def check_writable(self) -> None:
+        """Create the folder and try a write there.
+
+        Raises:
+            UserError: the folder can't be created, is read-only or full.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                probe.write(bytes(4096))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            raise UserError(f"results_dir={self.path}: can't be written to ({_reason(error)})") from error
+
+    def cell(self, cell: Cell) -> CellStore:
+        """Where the rows of a cell are kept."""
+        return CellStore(self.path / cell.folder, cell)
+
+
+@dataclass(frozen=True)
+class CellStore:
+    """The folder of one cell."""
+
+    path: Path
+    cell: Cell
+
+    def rows(self) -> dict[str, Row]:
+        """Rows by sample id; of a sample run twice the later one."""
+        return read_rows(self.path)[0]
+
+    def begin(self, provenance: Row) -> None:
+        """Note that a session starts to add rows: what it runs, and on what.
+
+        Raises:
+            UserError: the folder can't be written to, or its cell.json is damaged.
+        """
+        file = self.path / CELL_FILE
+        if file.exists():
+            about = read_about(file)
+        else:
+            names = {
+                "model": self.cell.model.name,
+                "method": self.cell.method_name,
+                "task": self.cell.task_name,
+            }
+            about = {"key": self.cell.key, "names": names, "config": self.cell.config, "sessions": []}
+        about["sessions"].append(provenance)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _replace(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def append(self, row: Row) -> None:
+        """Add a row, on disk when this returns. Not before `begin`.
+
+        Raises:
+            UserError: the line can't be written; the rows before it are as they were.
+        """
+        text = json.dumps(row, ensure_ascii=False, sort_keys=True, allow_nan=False)
+        # JSON's own escape for half a surrogate pair, which UTF-8 has no bytes for
+        line = text.encode("utf-8", "backslashreplace") + b"\n"
+        try:
+            fd = os.open(self.path / ROWS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._unwritten(error) from error
+        try:
+            _append(fd, line)
+        except OSError as error:
+            raise self._unwritten(error) from error
+        finally:
+            os.close(fd)
+
+    def _unwritten(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.path}: can't write results ({_reason(error)}); all rows so far are safe: "
+            "free some space or mend the folder, and the same command goes on from here"
+        )
+
+
+def read_cells(
+    results_dir: str | Path, folders: Iterable[str] | None = None
+) -> Iterator[tuple[Row, list[Row], int]]:
+    """What ran, the rows, and how many lines were damaged, for each cell of a results folder.
+
+    Args:
+        results_dir: where `structkv-bench run` put them.
+        folders: only these cells, in this order; None: all.
+
+    Raises:
+        UserError: there are no results, or a cell.json is damaged.
+    """
+    root = Path(results_dir)
+    wanted = sorted(root.glob("*")) if folders is None else [root / folder for folder in folders]
+    found = [folder for folder in wanted if (folder / CELL_FILE).exists()]
+    if not found:
+        raise UserError(f"{results_dir}: no results there; `structkv-bench run` makes them")
+    for folder in found:
+        rows, torn = read_rows(folder)
+        yield read_about(folder / CELL_FILE), list(rows.values()), torn
+
+
+def read_rows(folder: Path) -> tuple[dict[str, Row], int]:
+    """Rows by sample id, and how many lines were damaged; a line without its end is one."""
+    file = folder / ROWS_FILE
+    *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    rows: dict[str, Row] = {}
+    torn = int(bool(rest))
+    for line in lines:
+        try:
+            row = json.loads(line)
+            rows[row["sample"]] = row
+        except (ValueError, KeyError, TypeError):
+            torn += 1
+    return rows, torn
+
+
+def read_about(file: Path) -> Row:
+    """The content of a cell.json.
+
+    Raises:
+        UserError: it is damaged, or can't be read.
+    """
+    try:
+        about = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file}: can't be read ({_reason(error)})") from error
+    except ValueError:
+        about = None
+    if not isinstance(about, dict) or not about.keys() >= {"key", "names", "config", "sessions"}:
+        raise UserError(
+            f"{file}: damaged; delete it, and the next run of this cell keeps the rows and writes it anew"
+        )
+    return about
+
+
+def _append(fd: int, line: bytes) -> None:
+    size = _whole(fd)
+    try:
+        if os.write(fd, line) != len(line):
+            raise OSError("the disk took part of a line only")
+        os.fsync(fd)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
+
+
+def _whole(fd: int) -> int:
+    """Size of the file, after a line that a crash tore is cut off."""
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        size = os.pread(fd, size, 0).rfind(b"\n") + 1
+        os.ftruncate(fd, size)
+    return size
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file that readers find either old or new, never half."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,63 @@
+"""What a task suite is: samples with their prompts, and the official score of a prediction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with its references."""
+
+    id: str
+    """Unique within its (subtask, length), and the same for any number of samples asked for."""
+    prompt: str
+    """Text of the user turn."""
+    references: tuple[str, ...]
+    max_new_tokens: int
+    answer_prefix: str = ""
+    """Text that opens the assistant turn; the model continues it."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What a table or figure groups by (depth, ...): copied into the result row."""
+
+
+class PromptFormat(Protocol):
+    """How the model at hand tokenises text and wraps a user turn (see models.py)."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with no special tokens added."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of `ids`, special tokens left out."""
+
+    def render(self, prompt: str, answer_prefix: str) -> list[int]:
+        """Token ids of the whole prompt: chat template around the user turn, then the prefix; one BOS."""
+
+
+class Task(ABC):
+    """A suite's settings. Subclasses are frozen dataclasses; all that changes a sample is a field.
+
+    `samples` (how many per subtask and length) must not change the samples themselves: the first n of
+    a larger run are the samples of a run with n.
+    """
+
+    samples: int
+    lengths: list[int]
+
+    @abstractmethod
+    def subtasks(self) -> list[str]:
+        """Names of the tasks in this suite that a table shows one by one."""
+
+    @abstractmethod
+    def build(self, subtask: str, length: int, prompts: PromptFormat) -> list[Sample]:
+        """Samples whose rendered prompt plus answer room fill `length` tokens.
+
+        Raises:
+            UserError: the length can't hold one sample, or a source text is missing.
+        """
+
+    @abstractmethod
+    def score(self, subtask: str, sample: Sample, prediction: str) -> float:
+        """Official score of one prediction, from 0 to 1."""

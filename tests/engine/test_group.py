@@ -1,0 +1,141 @@
+"""What a method gets in a group is what it gets alone; nothing survives a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from structkv_bench.engine.decode import Batch, decode
+from structkv_bench.engine.method import Compressor
+from structkv_bench.engine.prefill import prefill
+from structkv_bench.methods.full import Full
+from structkv_bench.methods.h2o import H2O
+from structkv_bench.methods.snapkv import SnapKV
+from structkv_bench.methods.streaming_llm import StreamingLLM
+from structkv_bench.methods.structkv import StructKV
+from tests.engine.test_evict_is_mask import METHODS
+from tests.tiny import Tiny, tiny
+
+GROUP = [
+    *METHODS.values(),
+    H2O(budget=20, running=True),
+    StreamingLLM(budget=20, variant="rolling"),
+    StreamingLLM(budget=30, variant="rolling"),
+    StructKV(kv_ratio=0.1, struct_ratio=0.5, window=4),
+    StructKV(kv_ratio=0.2, struct_ratio=0.5, window=4),
+]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Tiny:
+    return tiny("llama")
+
+
+def test_group_equals_alone(llama: Tiny) -> None:
+    """Kept sets, logits, pivots and answers of 14 methods in one prefill and one decode batch."""
+    ids = llama.prompt(90)
+    together = llama.prefill(ids, *GROUP)
+    for method, row in zip(GROUP, together, strict=True):
+        [alone] = llama.prefill(ids, method)
+        assert torch.equal(row.logits, alone.logits)
+        assert row.layer_tokens == alone.layer_tokens
+        assert row.compressor.facts() == alone.compressor.facts()
+        for mine, other in zip(row.cache.layers, alone.cache.layers, strict=True):
+            assert torch.equal(mine.positions, other.positions)
+            assert torch.equal(mine.keys, other.keys)
+    answers = [row.ids for row in decode(llama.model, together, 12)]
+    assert answers == [llama.generate(ids, method, new=12)[0] for method in GROUP]
+
+
+def test_two_budgets_of_structkv_share_their_skeleton(llama: Tiny) -> None:
+    """Equal cuts are one branch: the layers run once for both."""
+    passes = []
+    run_layer = llama.model.run_layer
+
+    def counting(*args: Any) -> torch.Tensor:
+        passes.append(args[1].shape[1])
+        return run_layer(*args)
+
+    llama.model.run_layer = counting  # type: ignore[method-assign]
+    try:
+        methods = [StructKV(kv_ratio=ratio, struct_ratio=0.5, pivot=1) for ratio in (0.2, 0.3)]
+        llama.prefill(llama.prompt(90), *methods)
+    finally:
+        del llama.model.run_layer  # type: ignore[misc]
+    assert passes == [90, 90, 45, 45]
+
+
+def test_order_of_samples_does_not_matter(llama: Tiny) -> None:
+    """Case 4: [A,B], [B,A], [A], [B] agree, also after a sample that raised inside a method."""
+    a, b = llama.prompt(70, seed=1), llama.prompt(50, seed=2)
+    fresh = {"a": llama.generate(a, *GROUP), "b": llama.generate(b, *GROUP)}
+    for order in ("ab", "ba"):
+        for name in order:
+            assert llama.generate({"a": a, "b": b}[name], *GROUP) == fresh[name]
+    [broken] = prefill(llama.model, a, [_Raises()])
+    assert broken.error is not None
+    assert "out of luck" in broken.error
+    assert llama.generate(b, *GROUP) == fresh["b"]
+
+
+def test_a_method_that_raises_leaves_the_others_alone(llama: Tiny) -> None:
+    """A fault in one method of a group is that method's alone."""
+    ids = llama.prompt(50)
+    compressors = [Full().compressor(50, 4), _Raises(), SnapKV(budget=16).compressor(50, 4)]
+    full, broken, snapkv = prefill(llama.model, ids, compressors)
+    assert (full.error, snapkv.error) == (None, None)
+    assert broken.error is not None
+    assert [row.ids for row in decode(llama.model, [full, snapkv], 8)] == llama.generate(
+        ids, Full(), SnapKV(budget=16)
+    )
+
+
+@pytest.mark.parametrize("method", [SnapKV(budget=16), H2O(budget=16), StreamingLLM(budget=16),
+                                    StructKV(budget=16, struct_ratio=0.5)])  # fmt: skip
+def test_the_method_acts_on_every_sample(llama: Tiny, method: Any) -> None:
+    """Case 3: counts, bytes and the sets themselves, sample after sample, as in a fresh model."""
+    prompts = [llama.prompt(tokens, seed=tokens) for tokens in (60, 48, 77)]
+    for ids in prompts:
+        [row] = llama.prefill(ids, method)
+        assert [layer.entries for layer in row.cache.layers] == [16] * 4
+        assert row.cache.bytes() == 2 * 4 * 2 * 16 * 8 * 4  # K and V, layers, KV heads, entries, dim, fp32
+        [fresh] = tiny("llama").prefill(ids, method)
+        assert all(
+            torch.equal(mine.positions, other.positions)
+            for mine, other in zip(row.cache.layers, fresh.cache.layers, strict=True)
+        )
+
+
+def test_batch_of_unequal_caches_equals_alone(llama: Tiny) -> None:
+    """Case 6: rows of different length in one buffer; padding is never seen."""
+    prompts = [llama.prompt(60, seed=3), llama.prompt(52, seed=4), llama.prompt(33, seed=5)]
+    rows = [llama.prefill(ids, Full())[0] for ids in prompts]
+    step = torch.tensor([[5], [6], [7]])
+    with torch.inference_mode():
+        together = Batch(llama.model, rows, room=1).forward(step)
+    for ids, token, logits in zip(prompts, step, together, strict=True):
+        [row] = llama.prefill(ids, Full())
+        assert torch.allclose(llama.next_logits(row, int(token)), logits, atol=1e-5)
+
+
+def test_rows_that_finish_leave_the_batch(llama: Tiny) -> None:
+    """A row's answer does not depend on when the others stop."""
+    prompts = [llama.prompt(40 + 3 * i, seed=i) for i in range(6)]
+    alone = [llama.generate(ids, Full(), new=10)[0] for ids in prompts]
+    stop = llama.model.stop_ids
+    llama.model.stop_ids = frozenset(token for answer in alone for token in answer[3:5])
+    try:
+        expected = [llama.generate(ids, Full(), new=10)[0] for ids in prompts]
+        rows = [llama.prefill(ids, Full())[0] for ids in prompts]
+        assert [row.ids for row in decode(llama.model, rows, 10)] == expected
+        assert len({len(answer) for answer in expected}) > 1
+    finally:
+        llama.model.stop_ids = stop
+
+
+class _Raises(Compressor):
+    def keep_kv(self, layer: Any) -> None:
+        if layer.index == 2:
+            raise ValueError("out of luck")

@@ -1,0 +1,163 @@
+"""Every method picks, index by index, what the official code picked on the same tensors.
+
+Rule of the reference data: the number kept is equal, every entry that must be kept is, none that must be
+dropped is; entries tied with the lowest kept score may go either way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from structkv_bench.engine.cache import LayerCache
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.methods.h2o import H2O
+from structkv_bench.methods.scoring import over_group, pool
+from structkv_bench.methods.snapkv import SnapKV
+from structkv_bench.methods.streaming_llm import StreamingLLM
+from structkv_bench.methods.structkv import StructKV
+from tests.shared import shared
+
+FOLDER = "golden/methods"
+CASES = [(shape, seed) for shape in "AB" for seed in (0, 1, 2)]
+all_inputs = pytest.mark.parametrize(("shape", "seed"), CASES)
+
+
+def golden(name: str, shape: str, seed: int) -> dict[str, torch.Tensor]:
+    file = shared(f"{FOLDER}/{name}__{shape}__seed{seed}.npz")
+    return {key: torch.from_numpy(array) for key, array in np.load(file).items()}
+
+
+def layer_of(inputs: dict[str, torch.Tensor]) -> LayerView:
+    q, k, v = inputs["q"][0], inputs["k"][0], inputs["v"][0]
+    tokens = k.shape[1]
+    return LayerView(0, q, k, v, torch.arange(tokens), tokens, q.shape[-1] ** -0.5)
+
+
+def assert_kept(index: torch.Tensor, reference: dict[str, torch.Tensor], variant: str) -> None:
+    kept, status = reference[f"{variant}.kept"], reference[f"{variant}.status"]
+    assert index.shape == kept.shape
+    chosen = torch.zeros_like(status, dtype=torch.bool).scatter_(1, index, True)
+    assert chosen.sum() == kept.numel()
+    assert chosen[status == 2].all()
+    assert not chosen[status == 0].any()
+
+
+def assert_scores(scores: torch.Tensor, reference: torch.Tensor) -> None:
+    assert scores.shape == reference.shape
+    assert (scores - reference).abs().max() <= 1e-5 * max(1, reference.abs().max())
+
+
+@all_inputs
+@pytest.mark.parametrize("window", [8, 32])
+@pytest.mark.parametrize(("pooling", "kernel"), [("max", 7), ("avg", 5)])
+@pytest.mark.parametrize("budget", [24, 64])
+def test_snapkv_per_query_head(
+    shape: str, seed: int, window: int, pooling: str, kernel: int, budget: int
+) -> None:
+    """FasterDecoding/SnapKV: window sums per query head, pooled; top C - W and the window."""
+    if budget <= window:
+        pytest.skip("the official code refuses a budget not above the window")
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("snapkv", shape, seed)
+    method = SnapKV(budget=budget, window=window, pooling=pooling, kernel=kernel, heads="query")
+    variant = f"W{window}_{pooling}pool{kernel}_C{budget}"
+    assert_scores(method.scores(layer), reference[f"{variant}.scores"])
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert index is not None
+    assert_kept(index, reference, variant)
+
+
+@all_inputs
+@pytest.mark.parametrize("group", ["mean", "max", "sum"])
+def test_snapkv_per_kv_head(shape: str, seed: int, group: str) -> None:
+    """KVCache-Factory's KV-head layout: reduce over the group, then pool."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("snapkv_variants", shape, seed)
+    method = SnapKV(budget=24, group=group)
+    assert_scores(method.scores(layer), reference[f"kvhead_{group}_W8_maxpool7_C24.scores"])
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert index is not None
+    assert_kept(index, reference, f"kvhead_{group}_W8_maxpool7_C24")
+
+
+@all_inputs
+def test_snapkv_with_a_ratio(shape: str, seed: int) -> None:
+    """FastKV's harness: C = int(N * 0.2), per query head."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("snapkv_variants", shape, seed)
+    index = SnapKV(kv_ratio=0.2, heads="query").compressor(layer.tokens, 4).keep_kv(layer)
+    assert index is not None
+    assert_kept(index, reference, "W8_maxpool7_r0.2")
+
+
+@all_inputs
+@pytest.mark.parametrize("variant", ["kvcf_C24", "fastkv_C24", "adakv_slm_C24", "fastkv_r0.2"])
+def test_streaming_llm(shape: str, seed: int, variant: str) -> None:
+    """Harness ports: the first 4 and the last C - 4 positions."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("streamingllm", shape, seed)
+    method = StreamingLLM(kv_ratio=0.2) if variant.endswith("r0.2") else StreamingLLM(budget=24)
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert index is not None
+    assert all(torch.equal(index[0].int(), row) for row in reference[f"{variant}.kept"])
+
+
+@all_inputs
+@pytest.mark.parametrize(("variant", "heads"), [("oneshot_causal", "query"), ("oneshot_causal_kvhead_mean", "kv")])
+def test_h2o_one_shot(shape: str, seed: int, variant: str, heads: str) -> None:
+    """KVCache-Factory: column sums over all queries, causal; top C - W and the window."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("h2o", shape, seed)
+    method = H2O(budget=24, heads=heads)
+    sums = method.per_stored_head(layer.column_sums(), layer.kv_heads)
+    assert_scores(sums[:, : layer.tokens - 8], reference[f"{variant}_W8_C24.scores"])
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert index is not None
+    assert_kept(index, reference, f"{variant}_W8_C24")
+
+
+@all_inputs
+def test_h2o_running(shape: str, seed: int) -> None:
+    """FMInference/H2O real drop: 12 heavy and 12 recent, scores carried on through decode."""
+    inputs, reference = golden("inputs", shape, seed), golden("h2o", shape, seed)
+    layer = layer_of(inputs)
+    compressor = H2O(budget=24, window=12, heads="query", running=True).compressor(layer.tokens, 4)
+    assert_scores(layer.column_sums(), reference["official_hh12_r12.colsum"])
+    index = compressor.keep_kv(layer)
+    assert index is not None
+    assert torch.equal(index.int(), reference["official_hh12_r12.kept"])
+    cache = LayerCache.of_tokens(layer.key, layer.value, layer.positions).kept(index)
+    copies = layer.group_size
+    for step in range(3):
+        new = [inputs[name][0, :, step : step + 1] for name in ("q_dec", "k_dec", "v_dec")]
+        cache.keys = torch.cat((cache.keys, new[1].repeat_interleave(copies, 0)), dim=1)
+        cache.values = torch.cat((cache.values, new[2].repeat_interleave(copies, 0)), dim=1)
+        position = torch.full((cache.positions.shape[0], 1), layer.tokens + step)
+        cache.positions = torch.cat((cache.positions, position), dim=1)
+        compressor.step(0, new[0], cache, layer.scaling)
+        assert torch.equal(cache.positions.int(), reference[f"official_hh12_r12.decode{step}.kept"])
+
+
+@all_inputs
+@pytest.mark.parametrize(("pooling", "kernel"), [("max", 7), ("avg", 7)])
+def test_structkv_without_memory_is_fastkv(shape: str, seed: int, pooling: str, kernel: int) -> None:
+    """Tie to FastKV: with decay 0, a fixed pivot and its pooling, its entries and its tokens."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("fastkv", shape, seed)
+    method = StructKV(
+        kv_ratio=0.2, struct_ratio=0.3, decay=0.0, pivot=0, kernel=kernel,
+        kv_pooling=pooling, centrality_pooling=pooling,
+    )  # fmt: skip
+    compressor = method.compressor(layer.tokens, 4)
+    index = compressor.keep_kv(layer)
+    assert index is not None
+    assert_kept(index, reference, f"kv_{pooling}pool{kernel}")
+    tokens = compressor.keep_tokens(layer)
+    assert tokens is not None
+    assert_kept(tokens[None], reference, f"tsp_{pooling}pool{kernel}")
+
+
+@all_inputs
+def test_pooling_before_and_after_the_group_sum_is_one_for_averages(shape: str, seed: int) -> None:
+    """Average pooling is linear; max pooling is not, which is why the order is stated."""
+    layer = layer_of(golden("inputs", shape, seed))
+    scores = layer.window_attention(8).sum(1)
+    first = over_group(pool(scores, "avg", 5), layer.kv_heads, "sum")
+    then = pool(over_group(scores, layer.kv_heads, "sum"), "avg", 5)
+    assert torch.allclose(first, then, atol=1e-5)
