@@ -20,7 +20,15 @@ from torch import Tensor
 
 from structkv_bench.calibration import calibration_prompts, once_per_model
 from structkv_bench.engine.layer import LayerView
-from structkv_bench.engine.method import Budgeted, Compressor, Method, check_choice, check_ratio, check_window
+from structkv_bench.engine.method import (
+    Budgeted,
+    Compressor,
+    Method,
+    check_choice,
+    check_entries,
+    check_ratio,
+    check_window,
+)
 from structkv_bench.engine.prefill import prefill
 from structkv_bench.errors import UserError
 
@@ -84,11 +92,13 @@ class StructKV(Budgeted):
         """
         if isinstance(self.pivot, int) and not 0 <= self.pivot < layers:
             raise UserError(f"pivot={self.pivot}: the model has layers 0 to {layers - 1}")
-        skeleton = replace(self, kv_ratio=self.struct_ratio, budget=None)
+        skeleton = int(prompt_tokens * self.struct_ratio)
         return StructKVCompressor(
             self,
             entries=self.entries(prompt_tokens, self.window),
-            skeleton=skeleton.entries(prompt_tokens, self.window),
+            skeleton=check_entries(
+                f"struct_ratio={self.struct_ratio}", skeleton, prompt_tokens, self.window
+            ),
             detector=PivotDetector(self.pivot_rule(layers)),
             fixed_pivot=self.pivot if isinstance(self.pivot, int) else None,
         )

@@ -102,9 +102,9 @@ def show(overrides: Overrides = None) -> None:
     from structkv_bench.config import compose
 
     setups = compose(overrides or [])
-    from structkv_bench.show import show as show_setups
+    from structkv_bench.show import show as pages
 
-    show_setups(setups)
+    print(pages(setups))
 
 
 @app.command()

@@ -54,8 +54,8 @@ class Experiment:
     description: str = ""
     overrides: list[str] = field(default_factory=list)
     """As typed on a command line."""
-    grids: list[list[str]] = field(default_factory=lambda: [[]])
-    """Further overrides, one list for each grid of the experiment."""
+    grids: list[list[str]] = field(default_factory=list)
+    """Further overrides, a list for each grid of an experiment that has several."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _grids(own: Grid) -> list[Grid]:
 def _presets(name: Any) -> Iterator[Grid]:
     """The grids of one experiment."""
     experiment = _build(_checked(Choice("experiment", name, _file("experiment", name), Experiment)), {})
-    for lines in experiment.grids:
+    for lines in experiment.grids or [[]]:
         grid = under(parse(experiment.overrides), parse(lines))
         if "experiment" in grid:
             raise UserError(f"conf/experiment/{name}.yaml: an experiment can't name another")
@@ -248,12 +248,8 @@ def _type_name(hint: Any) -> str:
 
 def _results_dir(grids: list[Grid], default: str) -> str:
     """The one folder that all grids write to."""
-    settings = [grid.get("results_dir", Setting("results_dir", (default,))) for grid in grids]
-    folder = settings[0].values[0]
-    if (
-        any(setting.values != (folder,) for setting in settings)
-        or not isinstance(folder, str | int)
-        or folder == ""
-    ):
+    unsaid = Setting("results_dir", (default,))
+    folders = [folder for grid in grids for folder in grid.get("results_dir", unsaid).values]
+    if not all(isinstance(f, str | int) and f != "" and f == folders[0] for f in folders):
         raise UserError("results_dir: give one folder")
-    return str(folder)
+    return str(folders[0])

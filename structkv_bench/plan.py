@@ -101,13 +101,15 @@ class Group:
 
 def plan(setups: Iterable[Setup]) -> list[Group]:
     """Groups of the setups' cells, as typed; of a cell asked for twice, the run with more samples."""
-    groups: dict[str, dict[str, Cell]] = {}
+    cells: dict[str, Cell] = {}
     for cell in _cells(setups):
-        cells = groups.setdefault(cell.prompts_key, {})
         known = cells.get(cell.folder)
         if known is None or known.task.samples < cell.task.samples:
             cells[cell.folder] = cell
-    return [Group(tuple(cells.values())) for cells in groups.values()]
+    groups: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells.values():
+        groups.setdefault((cell.prompts_key, cell.task.samples), []).append(cell)
+    return [Group(tuple(group)) for group in groups.values()]
 
 
 def _cells(setups: Iterable[Setup]) -> Iterator[Cell]:

@@ -161,6 +161,8 @@ def test_grids_of_an_experiment_run_one_after_the_other(conf):
     assert {s.method.window for s in setups[1:]} == {4}
     assert "did you mean window?" in refused("experiment=two", "method.windo=4")
     assert len(compose(["experiment=two,quickstart"])) == 3 + 5
+    (conf / "experiment/none.yaml").write_text("grids: []\n")
+    assert compose(["experiment=none"]) == compose([])
 
 
 def test_a_choice_may_build_on_another_by_its_defaults_list(conf):
@@ -252,6 +254,7 @@ MISTAKES = {
     "results_dir=a,b": ["results_dir", "one folder"],
     "results_dir=": ["results_dir", "one folder"],
     "results_dir=null": ["results_dir", "one folder"],
+    "results_dir=[a,b]": ["results_dir", "one folder"],
     "results_dir.x=1": ["results_dir.x"],
     "hydra.run.dir=x": ["hydra.run.dir"],
 }

@@ -115,3 +115,10 @@ def test_other_prompts_are_another_group():
 def test_of_a_cell_asked_for_twice_the_larger_run_is_planned():
     (group,) = plan(compose(["method=full,snapkv", "task.samples=3,7,5", "task.lengths=[64]"]))
     assert [c.task.samples for c in group.cells] == [7, 7]
+
+
+def test_cells_that_want_another_number_of_samples_are_another_group():
+    setups = compose(["method=full", "task.samples=3"]) + compose(["method=snapkv", "task.samples=7"])
+    assert [(g.task.samples, [c.method_name for c in g.cells]) for g in plan(setups)] == [
+        *((3, ["full"]), (3, ["full"]), (7, ["snapkv"]), (7, ["snapkv"]))
+    ]

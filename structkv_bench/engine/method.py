@@ -114,14 +114,24 @@ class Budgeted(Method):
         Raises:
             UserError: the budget leaves no room beside the protected entries.
         """
-        entries = min(self.budget or int(prompt_tokens * self.kv_ratio), prompt_tokens)
-        if entries <= protected and entries < prompt_tokens:
-            given = f"budget={self.budget}" if self.budget else f"kv_ratio={self.kv_ratio}"
-            raise UserError(
-                f"{given} keeps {entries} of {prompt_tokens} prompt tokens, not more than the {protected} "
-                f"that this method always keeps: raise it above {protected} entries"
-            )
-        return entries
+        if self.budget is not None:
+            return check_entries(f"budget={self.budget}", self.budget, prompt_tokens, protected)
+        entries = int(prompt_tokens * self.kv_ratio)
+        return check_entries(f"kv_ratio={self.kv_ratio}", entries, prompt_tokens, protected)
+
+
+def check_entries(setting: str, entries: int, tokens: int, protected: int) -> int:
+    """`entries`, at most all `tokens`, as what `setting` says to keep of them.
+
+    Raises:
+        UserError: it leaves no room beside the `protected` ones.
+    """
+    if entries <= protected and entries < tokens:
+        raise UserError(
+            f"{setting} keeps {entries} of {tokens} prompt tokens, not more than the {protected} that "
+            f"this method always keeps: raise it above {protected}/{tokens}"
+        )
+    return min(entries, tokens)
 
 
 def check_ratio(name: str, ratio: float) -> None:

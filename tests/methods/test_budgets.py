@@ -1,0 +1,154 @@
+"""Budgets mean the same for every method, and the window survives anything."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from structkv_bench.catalog import choices
+from structkv_bench.config import compose
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Method
+from structkv_bench.errors import UserError
+from structkv_bench.methods.h2o import H2O
+from structkv_bench.methods.scoring import best, best_and_last
+from structkv_bench.methods.snapkv import SnapKV
+from structkv_bench.methods.streaming_llm import StreamingLLM
+from structkv_bench.methods.structkv import StructKV
+from tests.tiny import Tiny, tiny
+
+EVERY_METHOD = [compose([f"method={name}"])[0].method for name in choices("method")]
+"""Every config in conf/method/: a new method enters these tests by existing."""
+BUDGETED = [method for method in EVERY_METHOD if "budget" in {f.name for f in fields(method)}]
+every_method = pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: type(m).__name__)
+every_budgeted = pytest.mark.parametrize("method", BUDGETED, ids=lambda m: type(m).__name__)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Tiny:
+    return tiny("llama")
+
+
+@every_budgeted
+def test_a_budget_above_the_prompt_is_the_full_cache(llama: Tiny, method: Method) -> None:
+    """Case 2: same tokens, same logits, everything kept."""
+    from structkv_bench.methods.full import Full
+
+    settings = {"budget": 1000, "struct_ratio": 1.0} if hasattr(method, "struct_ratio") else {"budget": 1000}
+    ids = llama.prompt(100)
+    full, ours = llama.prefill(ids, Full(), replace(method, **settings))
+    assert torch.allclose(full.logits, ours.logits, atol=1e-4)
+    assert [layer.entries for layer in ours.cache.layers] == [100] * 4
+    assert len({tuple(answer) for answer in llama.generate(ids, Full(), replace(method, **settings))}) == 1
+
+
+@every_budgeted
+@pytest.mark.parametrize("ratio", [0.1, 0.15, 0.2])
+def test_kept_bytes_are_the_nominal_share(llama: Tiny, method: Method, ratio: float) -> None:
+    """Within one entry per layer and head, per KV head as stored, for every method at its defaults."""
+    tokens = 301
+    [row] = llama.prefill(llama.prompt(tokens), replace(method, kv_ratio=ratio))
+    one_entry = llama.model.shape.kv_bytes([1] * 4)
+    nominal = ratio * llama.model.shape.kv_bytes([tokens] * 4)
+    assert abs(row.cache.bytes() - nominal) <= one_entry
+
+
+@every_method
+def test_the_last_tokens_stay(llama: Tiny, method: Method) -> None:
+    """The newest token is kept in every layer and head, whatever the scores."""
+    [row] = llama.prefill(llama.prompt(120), method)
+    for layer in row.cache.layers:
+        assert (layer.positions.max(dim=1).values == 119).all()
+
+
+@pytest.mark.parametrize("method", [SnapKV(budget=12), H2O(budget=12), StructKV(budget=12, struct_ratio=0.5, pivot=0)])
+def test_the_window_survives_ties(method: Method) -> None:
+    """Case 10: with all scores equal the last 8 are kept, and the 4 others are always the same."""
+    flat = LayerView(0, torch.zeros(8, 40, 8), torch.zeros(2, 40, 8), torch.zeros(2, 40, 8),
+                     torch.arange(40), 40, 1.0)  # fmt: skip
+    index = method.compressor(40, 4).keep_kv(flat)
+    assert index is not None
+    assert index[:, 4:].tolist() == [list(range(32, 40))] * 2
+    assert torch.equal(index, method.compressor(40, 4).keep_kv(flat))
+
+
+@given(
+    scores=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=12, max_size=60),
+    last=st.integers(1, 8),
+    spare=st.integers(1, 30),
+)
+@settings(max_examples=300, deadline=None)
+def test_best_and_last_keeps_what_it_says(scores: list[float], last: int, spare: int) -> None:
+    """The last ones, then the highest before them, of equals the earliest; ascending, no index twice."""
+    tokens = len(scores)
+    entries = min(last + spare, tokens)
+    [kept] = best_and_last(torch.tensor([scores]), entries, last, tokens).tolist()
+    before = sorted(range(tokens - last), key=lambda j: (-scores[j], j))[: entries - last]
+    assert kept == sorted(before) + list(range(tokens - last, tokens))
+
+
+def test_best_takes_the_earliest_of_equals() -> None:
+    """The choice among equal scores depends on no library."""
+    assert best(torch.tensor([[1.0, 2.0, 2.0, 2.0, 1.0]]), 2).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (SnapKV(budget=8), "budget=8 keeps 8 of 100 .* raise it above 8/100"),
+        (H2O(kv_ratio=0.05), "kv_ratio=0.05 keeps 5 of 100"),
+        (StreamingLLM(budget=4), "not more than the 4"),
+        (StructKV(kv_ratio=0.5, struct_ratio=0.08), "struct_ratio=0.08 keeps 8 of 100"),
+    ],
+)
+def test_a_budget_not_above_the_window_is_refused(method: Method, says: str) -> None:
+    """Before anything runs, with the numbers."""
+    with pytest.raises(UserError, match=says):
+        method.compressor(100, 4)
+
+
+@pytest.mark.parametrize("ratio", [0, -0.1, 1.01])
+def test_a_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
+    """0 keeps nothing and more than all does not exist."""
+    with pytest.raises(UserError, match="give a share above 0 and up to 1"):
+        SnapKV(kv_ratio=ratio)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("tokens", [2048, 4096])
+@pytest.mark.parametrize("method", [H2O(), SnapKV(), StructKV(), StreamingLLM(variant="rolling")],
+                         ids=lambda m: type(m).__name__)  # fmt: skip
+def test_no_tensor_grows_with_the_square_of_the_prompt(tokens: int, method: Method) -> None:
+    """Case 14: an out-of-memory test that runs on a CPU; heads x tokens x 256 numbers at most."""
+    small = tiny("llama", layers=3)
+    with _Largest() as largest:
+        small.prefill(small.prompt(tokens), method)
+    assert largest.numbers < 8 * tokens * 256
+
+
+def test_column_sums_equal_the_whole_matrix() -> None:
+    """Blocks of queries change nothing but the memory."""
+    torch.manual_seed(0)
+    q, k = torch.randn(8, 300, 8), torch.randn(2, 300, 8)
+    layer = LayerView(0, q, k, k, torch.arange(300), 300, 8**-0.5)
+    logits = (q @ k.repeat_interleave(4, 0).transpose(1, 2)) * 8**-0.5
+    hidden = torch.ones(300, 300, dtype=torch.bool).triu(1)
+    expected = logits.masked_fill(hidden, -torch.inf).softmax(-1).sum(1)
+    assert torch.allclose(layer.column_sums(), expected, atol=1e-4)
