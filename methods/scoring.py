@@ -25,7 +25,7 @@ def pool(scores: Tensor, kind: str, kernel: int) -> Tensor:
 
 def over_group(scores: Tensor, kv_heads: int, how: str) -> Tensor:
     """Reduce query-head scores [heads, tokens] over each GQA group: [kv_heads, tokens]."""
-    grouped = scores.unflatten(0, (kv_heads, -1))
+    grouped = scores.reshape(kv_heads, -1, scores.shape[-1])
     if how == "max":
         return grouped.amax(1)
     return grouped.sum(1) if how == "sum" else grouped.mean(1)

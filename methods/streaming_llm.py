@@ -72,7 +72,9 @@ class _RollingAttention:
     sinks: int
     recent: int
 
-    def __call__(self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate) -> Tensor:
+    def __call__(
+        self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate
+    ) -> Tensor:
         """Output [heads, n, head_dim] of queries at the ascending positions `at` [n]."""
         positions = cache.positions[0]
         is_sink = positions < self.sinks

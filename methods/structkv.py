@@ -75,7 +75,7 @@ class StructKV(Budgeted):
             raise UserError(f"decay={self.decay}: give a number from 0 to 1")
         if not 0 <= self.search_from < self.search_to <= 1:
             raise UserError(
-                f"search_from={self.search_from} search_to={self.search_to}: give two rising shares from 0 to 1"
+                f"search_from={self.search_from} search_to={self.search_to}: give rising shares from 0 to 1"
             )
         check_window(self.window, self.kernel)
         check_choice("kv_selection", self.kv_selection, SELECTIONS)
@@ -96,9 +96,7 @@ class StructKV(Budgeted):
         return StructKVCompressor(
             self,
             entries=self.entries(prompt_tokens, self.window),
-            skeleton=check_entries(
-                f"struct_ratio={self.struct_ratio}", skeleton, prompt_tokens, self.window
-            ),
+            skeleton=check_entries(f"struct_ratio={self.struct_ratio}", skeleton, prompt_tokens, self.window),
             detector=PivotDetector(self.pivot_rule(layers)),
             fixed_pivot=self.pivot if isinstance(self.pivot, int) else None,
         )
@@ -133,8 +131,8 @@ class StructKV(Budgeted):
                 pivots.append(compressor.detector.argmax())
             return majority(pivots)
 
-        rule = self.pivot_rule(len(model.layers))
-        return replace(self, pivot=once_per_model(model, f"structkv pivot {rule} window={self.window}", measure))
+        what = f"structkv pivot {self.pivot_rule(len(model.layers))} window={self.window}"
+        return replace(self, pivot=once_per_model(model, what, measure))
 
 
 @dataclass

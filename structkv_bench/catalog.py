@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, one_line
 
 
 def conf_dir() -> Path:
@@ -40,4 +40,4 @@ def _experiment(path: Path) -> str:
     try:
         return " ".join(str(OmegaConf.load(path).description).split())
     except Exception as error:  # YAML, OmegaConf and the codec each have their own kind
-        raise UserError(f"{path}: not a valid experiment ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: not a valid experiment ({one_line(error)})") from error

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, one_line
 from structkv_bench.report.results import Format, render, results
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
+    line = one_line(message)
     print(line if code == 130 else f"error: {line}", file=sys.stderr)
     return code
 

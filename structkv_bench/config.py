@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from structkv_bench import catalog
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, kind_and_line, one_line
 from structkv_bench.model_spec import ModelSpec
-from structkv_bench.overrides import GROUPS, Grid, Setting, offer, one_line, parse, under
+from structkv_bench.overrides import GROUPS, Grid, Setting, offer, parse, under
 
 if TYPE_CHECKING:
     from structkv_bench.engine.method import Method
@@ -189,8 +189,7 @@ def _import(key: str, path: Any) -> Any:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever a module of the user's raises as it is imported
         raise UserError(
-            f"{key}={path}: can't be imported, is its folder on PYTHONPATH? "
-            f"({type(error).__name__}: {one_line(error)})"
+            f"{key}={path}: can't be imported, is its folder on PYTHONPATH? ({kind_and_line(error)})"
         ) from error
 
 

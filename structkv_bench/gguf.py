@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.paths import cache_folder
 
 PACKAGE = "package://"
@@ -79,7 +79,7 @@ def _convert(file: Path, dtype: str, folder: Path) -> None:
             str(file.parent), gguf_file=file.name, dtype=getattr(torch, dtype)
         )
     except Exception as error:  # the reader has no exception of its own for a file cut short
-        raise UserError(f"{file}: can't be read as a model: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{file}: can't be read as a model: {kind_and_line(error)}") from error
     # As read, the model counts as quantised and refuses to be saved, although its weights are dense.
     settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     model = type(read)(type(read.config).from_dict(settings)).to(getattr(torch, dtype))

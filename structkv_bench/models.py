@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structkv_bench import gguf
 from structkv_bench.engine.attention import IMPLEMENTATION, Step
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.shape import ModelShape
@@ -23,7 +23,7 @@ class Model:
     What varies between families (norms, biases, QK norm, windows) stays in transformers' modules.
     """
 
-    def __init__(self, module: nn.Module, prompts: TokenizerPrompts, shape: ModelShape) -> None:
+    def __init__(self, module: Any, prompts: TokenizerPrompts, shape: ModelShape) -> None:
         """Take over a loaded model; its own forward can't be called afterwards.
 
         Raises:
@@ -113,7 +113,7 @@ def fetch(spec: ModelSpec) -> Path:
     except Exception as error:  # the hub's client raises many kinds, some of them its transport's
         raise UserError(
             f"model {spec.name}: {spec.path} is not in the local cache and can't be fetched "
-            f"({_one_line(error)}); where there is network, run: structkv-bench fetch model={spec.name}"
+            f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch model={spec.name}"
         ) from error
 
 
@@ -130,7 +130,7 @@ def inspect(spec: ModelSpec) -> tuple[TokenizerPrompts, ModelShape]:
         tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
         shape = ModelShape.of(config, spec.dtype, spec.max_positions)
     except Exception as error:  # a damaged file surfaces as whatever its parser raises
-        raise UserError(f"model {spec.name}: {folder} can't be read: {_one_line(error)}") from error
+        raise UserError(f"model {spec.name}: {folder} can't be read: {kind_and_line(error)}") from error
     return TokenizerPrompts(tokenizer, spec.chat_template), shape
 
 
@@ -156,7 +156,7 @@ def load(spec: ModelSpec) -> Model:
             fetch(spec), dtype=getattr(torch, spec.dtype), device_map=device_map, attn_implementation="sdpa"
         )
     except Exception as error:  # a damaged file surfaces as whatever its parser raises
-        raise UserError(f"model {spec.name}: {spec.path} can't be loaded: {_one_line(error)}") from error
+        raise UserError(f"model {spec.name}: {spec.path} can't be loaded: {kind_and_line(error)}") from error
     return Model(module, prompts, shape)
 
 
@@ -201,7 +201,3 @@ def _check_logits(model: Model, expected: Tensor) -> None:
             f"{model._module.config.model_type}: our layer loop gives other logits than the stock model "
             f"(off by {off:.2g} of the largest, at most {tolerance} is allowed); this family is not supported"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
 from hydra.errors import HydraException
 
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, one_line
 
 GROUPS = ("model", "method", "task")
 KEYS = (*GROUPS, "experiment", "results_dir")
@@ -72,11 +72,6 @@ def offer(given: str, valid: Collection[str]) -> str:
     """The valid names, and the one that was perhaps meant."""
     near = difflib.get_close_matches(given, list(valid), 1)
     return f"choose one of {', '.join(valid)}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def one_line(error: object) -> str:
-    """A message without its line breaks."""
-    return " ".join(str(error).split())
 
 
 def _setting(text: str) -> Setting:

@@ -23,9 +23,7 @@ class TokenizerPrompts:
 
     def decode(self, ids: list[int]) -> str:
         """Text without special tokens, spaces as the model made them."""
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def render(self, prompt: str, answer_prefix: str) -> list[int]:
         """The whole prompt: one user turn, the assistant's header, then the prefix.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from structkv_bench import models
 from structkv_bench.config import Setup
@@ -195,14 +195,15 @@ def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, lis
     """Jobs with their model, loaded once while it is needed, and the methods calibrated to it."""
     spec: ModelSpec | None = None
     methods: dict[str, Method] = {}
-    origin = provenance()
+    origin: dict[str, Any] = {}
     for job in jobs:
         if spec != job.group.model:
             model, spec, methods = models.load(job.group.model), job.group.model, {}
+            origin = provenance(str(model.device)) | {"model_fingerprint": model.fingerprint}
         for cell in job.cells:
             if cell.key not in methods:
                 methods[cell.key] = cell.method.calibrated(model)
-                store.cell(cell).begin(origin | {"model_fingerprint": model.fingerprint})
+                store.cell(cell).begin(origin)
         yield model, [methods[cell.key] for cell in job.cells], job
 
 

@@ -64,11 +64,13 @@ class CellStore:
         """Note that a session starts to add rows: what it runs, and on what.
 
         Raises:
-            UserError: the folder can't be written to, or its cell.json is damaged.
+            UserError: the folder can't be written to, its cell.json is damaged, or another model lies
+                where the earlier rows' model lay.
         """
         file = self.path / CELL_FILE
         if file.exists():
             about = read_about(file)
+            self._check_same_model(about["sessions"], provenance)
         else:
             names = {
                 "model": self.cell.model.name,
@@ -102,6 +104,16 @@ class CellStore:
             raise self._unwritten(error) from error
         finally:
             os.close(fd)
+
+    def _check_same_model(self, sessions: list[Row], provenance: Row) -> None:
+        new = provenance.get("model_fingerprint")
+        for session in sessions:
+            old = session.get("model_fingerprint", new)
+            if old != new:
+                raise UserError(
+                    f"{self.path}: its rows are of other weights than {self.cell.model.path} has now "
+                    f"({old}, not {new}); give another results_dir"
+                )
 
     def _unwritten(self, error: OSError) -> UserError:
         return UserError(

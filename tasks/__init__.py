@@ -1,0 +1,1 @@
+"""Task suites: samples, prompts and official scores."""

@@ -1,7 +1,7 @@
 """The front door.
 
 Rules protected here:
-- `--help` and `list` take under half a second and import no torch.
+- `--help` and `list` import no torch (`make bench` shows that they take under half a second).
 - A mistake is exit code 2 and one line on stderr, never a traceback; nothing is written.
 - `run` ends with the table of its own cells, and with 1 if a sample failed; Ctrl-C ends it with 130.
 """
@@ -9,7 +9,6 @@ Rules protected here:
 import json
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -67,16 +66,11 @@ def runner(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
-def test_looking_around_imports_no_torch_and_takes_half_a_second(arguments):
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = command(*arguments, code=LIGHT)
-        seconds.append(time.perf_counter() - started)
-        assert done.returncode == 0
-        assert done.stderr == "False False\n"
-        assert done.stdout
-    assert min(seconds) < 0.5
+def test_looking_around_imports_no_torch(arguments):
+    done = command(*arguments, code=LIGHT)
+    assert done.returncode == 0
+    assert done.stderr == "False False\n"
+    assert done.stdout
 
 
 def test_results_imports_no_torch(tmp_path, runner):

@@ -105,5 +105,3 @@ def save_tiny(folder: Path) -> Path:
     tiny().stock.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
-
-

@@ -1,0 +1,1 @@
+"""Prefill and decode over compressed caches, for any method."""

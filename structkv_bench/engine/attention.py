@@ -6,6 +6,8 @@ layer's keyword arguments, decides what keys the queries meet (prefill.py, decod
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,13 +20,26 @@ QUERY_BLOCK = 512
 """Queries per block where a sliding window needs a mask: it never grows to tokens x tokens."""
 
 
-class Step(Protocol):
-    """One pass of some tokens through one layer."""
+@dataclass(frozen=True)
+class Projected:
+    """What one layer's attention is given: post-RoPE projections of the tokens at hand."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
-    ) -> Tensor:
-        """Attention output [batch, heads, tokens, head_dim] of post-RoPE projections of that shape."""
+    layer: int
+    query: Tensor
+    """[batch, heads, tokens, head_dim]"""
+    key: Tensor
+    """[batch, kv_heads, tokens, head_dim]"""
+    value: Tensor
+    """[batch, kv_heads, tokens, head_dim]"""
+    scaling: float
+    sliding_window: int | None
+
+
+class Step(Protocol):
+    """One pass of some tokens through the layers."""
+
+    def attend(self, projected: Projected) -> Tensor:
+        """Attention output [batch, heads, tokens, head_dim] over the keys that this step knows."""
 
 
 def attend(
@@ -46,33 +61,31 @@ def attend(
     """
     if kv_step is None:
         raise RuntimeError("this model is driven by structkv_bench.engine: call prefill() and decode()")
-    out = kv_step.attend(int(module.layer_idx), query, key, value, scaling, sliding_window)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    out = kv_step.attend(Projected(layer, query, key, value, scaling, sliding_window))
     return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)
 
 
-def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scaling: float, sliding_window: int | None
-) -> Tensor:
-    """Attention of tokens among themselves: query [1, heads, n, d], key and value [1, kv_heads, n, d].
+def causal_attention(projected: Projected, positions: Tensor) -> Tensor:
+    """Attention of tokens among themselves: [1, heads, tokens, head_dim].
 
-    `positions` [n] ascend, so that causal by order is causal by position, gaps or not.
+    `positions` [tokens] ascend, so that causal by order is causal by position, gaps or not.
     """
-    if sliding_window is None or positions[-1] - positions[0] < sliding_window:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    query, key, value, window = projected.query, projected.key, projected.value, projected.sliding_window
+    attention = partial(scaled_dot_product_attention, scale=projected.scaling, enable_gqa=True)
+    if window is None or positions[-1] - positions[0] < window:
+        return attention(query, key, value, is_causal=True)
     blocks = []
     for start in range(0, query.shape[2], QUERY_BLOCK):
         at = positions[start : start + QUERY_BLOCK]
         stop = start + at.shape[0]
-        first = int(torch.searchsorted(positions, at[0] - sliding_window, right=True))
-        mask = visible(at, positions[first:stop], sliding_window)
+        first = int(torch.searchsorted(positions, at[0] - window, right=True))
+        mask = visible(at, positions[first:stop], window)
         keys, values = key[:, :, first:stop], value[:, :, first:stop]
-        block = query[:, :, start:stop]
-        blocks.append(
-            scaled_dot_product_attention(block, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True)
-        )
+        blocks.append(attention(query[:, :, start:stop], keys, values, attn_mask=mask))
     return torch.cat(blocks, dim=2)
 
 

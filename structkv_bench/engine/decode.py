@@ -7,17 +7,17 @@ nearly equal length, each packed into one buffer, so that a short cache never pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from structkv_bench.engine.attention import visible
+from structkv_bench.engine.attention import Projected, visible
 from structkv_bench.engine.cache import PADDING, KVCache, LayerCache
 from structkv_bench.engine.clock import now
-from structkv_bench.engine.method import Compressor
+from structkv_bench.engine.method import Compressor, Rotate
 from structkv_bench.engine.prefill import Prefilled
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ class _Bucket:
     one slice; slots to the left of a shorter row hold PADDING.
     """
 
-    def __init__(self, rows: list[int], caches: list[KVCache], owner: Compressor | None, room: int) -> None:
+    def __init__(self, rows: list[int], caches: list[KVCache], room: int) -> None:
         self.rows = rows
-        self.owner = owner
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.positions: list[Tensor] = []
@@ -76,47 +75,42 @@ class _Bucket:
         self.filled.append(longest)
         self.padded.append(min(lengths) < longest)
 
-    def append(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
-        """Write new entries [rows, kv_heads, n, head_dim] at `positions` [rows, n] behind the others."""
+    def attend(self, new: Projected, at: Tensor) -> Tensor:
+        """Add the new tokens' entries at positions `at` [rows, n], then attend to all of them.
+
+        Returns:
+            [rows, heads, n, head_dim]
+        """
+        layer = new.layer
+        self._append(layer, new.key, new.value, at)
+        filled = self.filled[layer]
+        keys, values = self.keys[layer][:, :, :filled], self.values[layer][:, :, :filled]
+        rows, heads, tokens, head_dim = new.query.shape
+        group = heads // keys.shape[1]
+        # The query heads of a KV head stand in a row as if they were queries: no key is ever repeated.
+        grouped = new.query.reshape(rows, keys.shape[1], group * tokens, head_dim)
+        mask = None
+        if tokens > 1 or self.padded[layer] or new.sliding_window is not None:
+            mask = visible(at[:, None], self.positions[layer][:, :, :filled], new.sliding_window)
+            mask = mask.repeat(1, 1, group, 1)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=new.scaling)
+        return out.reshape(rows, heads, tokens, head_dim)
+
+    def _append(self, layer: int, key: Tensor, value: Tensor, at: Tensor) -> None:
         copies = self.keys[layer].shape[1] // key.shape[1]
         slots = slice(self.filled[layer], self.filled[layer] + key.shape[2])
         self.keys[layer][:, :, slots] = key.repeat_interleave(copies, dim=1)
         self.values[layer][:, :, slots] = value.repeat_interleave(copies, dim=1)
-        self.positions[layer][:, :, slots] = positions[:, None]
+        self.positions[layer][:, :, slots] = at[:, None]
         self.filled[layer] = slots.stop
-
-    def attend(
-        self, layer: int, query: Tensor, at: Tensor, scaling: float, sliding_window: int | None
-    ) -> Tensor:
-        """Attention [rows, heads, n, head_dim] of queries at positions `at` [rows, n]."""
-        filled = self.filled[layer]
-        keys, values = self.keys[layer][:, :, :filled], self.values[layer][:, :, :filled]
-        rows, heads, new, head_dim = query.shape
-        group = heads // keys.shape[1]
-        # The query heads of a KV head stand in a row as if they were queries: no key is ever repeated.
-        grouped = query.reshape(rows, keys.shape[1], group * new, head_dim)
-        mask = None
-        if new > 1 or self.padded[layer] or sliding_window is not None:
-            mask = visible(at[:, None], self.positions[layer][:, :, :filled], sliding_window)
-            mask = mask.repeat(1, 1, group, 1)
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
-        return out.reshape(rows, heads, new, head_dim)
-
-    def evict(self, layer: int, query: Tensor, scaling: float) -> None:
-        """Let the owner of this bucket's only row drop entries."""
-        assert self.owner is not None
-        cache = self.cache(layer)
-        self.owner.step(layer, query[0], cache, scaling)
-        entries = self.filled[layer] = cache.entries
-        self.keys[layer][0, :, :entries] = cache.keys
-        self.values[layer][0, :, :entries] = cache.values
-        self.positions[layer][0, :, :entries] = cache.positions
 
     def cache(self, layer: int) -> LayerCache:
         """The entries of this bucket's first row, without a copy."""
         stored = slice(0, self.filled[layer])
         return LayerCache(
-            self.keys[layer][0, :, stored], self.values[layer][0, :, stored], self.positions[layer][0, :, stored]
+            self.keys[layer][0, :, stored],
+            self.values[layer][0, :, stored],
+            self.positions[layer][0, :, stored],
         )
 
     def select(self, kept: list[int]) -> None:
@@ -126,6 +120,32 @@ class _Bucket:
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = buffer[index.to(buffer.device)]
         self.rows = [self.rows[place] for place in kept]
+
+
+class _OwnedBucket(_Bucket):
+    """One row whose method has an attention of its own or evicts while decoding."""
+
+    def __init__(self, row: int, cache: KVCache, owner: Compressor, room: int, rotate: Rotate) -> None:
+        super().__init__([row], [cache], room)
+        self.owner = owner
+        self.rotate = rotate
+
+    def attend(self, new: Projected, at: Tensor) -> Tensor:
+        """As any bucket, with the owner's attention in place of ours, and its eviction afterwards."""
+        layer, query = new.layer, new.query[0]
+        if self.owner.attention is None:
+            out = super().attend(new, at)
+        else:
+            self._append(layer, new.key, new.value, at)
+            out = self.owner.attention(query, at[0], self.cache(layer), new.scaling, self.rotate)[None]
+        if self.owner.evicts_in_decode:
+            cache = self.cache(layer)
+            self.owner.step(layer, query, cache, new.scaling)
+            entries = self.filled[layer] = cache.entries
+            self.keys[layer][0, :, :entries] = cache.keys
+            self.values[layer][0, :, :entries] = cache.values
+            self.positions[layer][0, :, :entries] = cache.positions
+        return out
 
 
 class Batch:
@@ -138,10 +158,15 @@ class Batch:
         """Pack `rows`; `room` is the number of tokens that will be appended to each at most."""
         self._model = model
         self._seen = torch.tensor([row.cache.seen for row in rows], device=model.device)
-        self._buckets = [
-            _Bucket(places, [rows[place].cache for place in places], _owner(rows[places[0]].compressor), room)
-            for places in _bucket_rows(rows)
-        ]
+        self._buckets: list[_Bucket] = []
+        for places in _bucket_rows(rows):
+            caches = [rows[place].cache for place in places]
+            owner = rows[places[0]].compressor
+            self._buckets.append(
+                _OwnedBucket(places[0], caches[0], owner, room, model.rotate)
+                if _acts_in_decode(owner)
+                else _Bucket(places, caches, room)
+            )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Feed tokens [rows, n] at the rows' next positions; fp32 logits after the last: [rows, vocabulary].
@@ -160,23 +185,15 @@ class Batch:
         logits = model.logits(hidden[:, -1])
         return logits[torch.argsort(order)]
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
-    ) -> Tensor:
+    def attend(self, projected: Projected) -> Tensor:
         """Attention of every row over its own entries, bucket by bucket; see attention.Step."""
         outputs, start = [], 0
-        at = self._at.to(query.device)
+        at = self._at.to(projected.query.device)
         for bucket in self._buckets:
             rows = slice(start, start + len(bucket.rows))
+            query, key, value = projected.query[rows], projected.key[rows], projected.value[rows]
+            outputs.append(bucket.attend(replace(projected, query=query, key=key, value=value), at[rows]))
             start = rows.stop
-            bucket.append(layer, key[rows], value[rows], at[rows])
-            if bucket.owner is not None and bucket.owner.attention is not None:
-                own, cache = bucket.owner.attention, bucket.cache(layer)
-                outputs.append(own(query[rows][0], at[rows][0], cache, scaling, self._model.rotate)[None])
-            else:
-                outputs.append(bucket.attend(layer, query[rows], at[rows], scaling, sliding_window))
-            if bucket.owner is not None and bucket.owner.evicts_in_decode:
-                bucket.evict(layer, query[rows], scaling)
         return torch.cat(outputs)
 
     def retire(self, going_on: list[int]) -> None:
@@ -205,6 +222,8 @@ def decode(
         max_new_tokens: at most this many for each row.
         finished: called with the row's place as soon as it is done.
     """
+    if not rows:
+        return []
     with torch.inference_mode():
         first = torch.stack([row.logits for row in rows if row.logits is not None])
         started = now(first)
@@ -247,26 +266,21 @@ def _extend(row: Generated, token: int, margin: float, stop_ids: frozenset[int],
     return len(row.ids) < limit
 
 
-def _owner(compressor: Compressor) -> Compressor | None:
-    return compressor if compressor.evicts_in_decode or compressor.attention is not None else None
+def _acts_in_decode(compressor: Compressor) -> bool:
+    return compressor.evicts_in_decode or compressor.attention is not None
 
 
 def _bucket_rows(rows: Sequence[Prefilled]) -> list[list[int]]:
     """Places of rows that share buffers; a row whose method acts in decode stands alone."""
     shape = [[(layer.keys.shape[0], layer.entries) for layer in row.cache.layers] for row in rows]
-    order = sorted(range(len(rows)), key=lambda place: (shape[place], place))
+    alone = [place for place, row in enumerate(rows) if _acts_in_decode(row.compressor)]
     buckets: list[list[int]] = []
-    for place in order:
-        if (
-            buckets
-            and _owner(rows[place].compressor) is None
-            and _owner(rows[buckets[-1][0]].compressor) is None
-            and _similar(shape[buckets[-1][0]], shape[place])
-        ):
+    for place in sorted(set(range(len(rows))) - set(alone), key=lambda place: (shape[place], place)):
+        if buckets and _similar(shape[buckets[-1][0]], shape[place]):
             buckets[-1].append(place)
         else:
             buckets.append([place])
-    return buckets
+    return buckets + [[place] for place in alone]
 
 
 def _similar(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> bool:

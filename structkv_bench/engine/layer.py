@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.clock import now
 
-COLUMN_SUM_BLOCK = 128
+COLUMN_SUM_BLOCK = 64
 """Queries per block of `column_sums`: its largest tensor holds heads x tokens x this many numbers."""
 
 
@@ -39,6 +40,14 @@ class LayerView:
     borrowed_s: float = 0.0
     """Seconds that others spent on scores taken from here since this was last set to 0."""
     _scores: dict[Any, tuple[Tensor, float]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, projected: Projected, positions: Tensor, prompt_tokens: int) -> LayerView:
+        """The view of a batch of one."""
+        q, k, v = projected.query[0], projected.key[0], projected.value[0]
+        return cls(
+            projected.layer, q, k, v, positions, prompt_tokens, projected.scaling, projected.sliding_window
+        )
 
     @property
     def tokens(self) -> int:
@@ -79,12 +88,15 @@ class LayerView:
         heads, _, head_dim = self.query.shape
         rows = stop - start
         grouped = self.query[:, start:stop].reshape(self.kv_heads, self.group_size * rows, head_dim)
-        logits = torch.matmul(grouped, self.key[:, :stop].transpose(1, 2)).float().mul_(self.scaling)
-        logits = logits.view(heads, rows, stop)
-        hidden = self.positions[:stop] > self.positions[start:stop, None]
+        keys = self.key[:, :stop].transpose(1, 2)
+        # beta=0: the product is scaled where it is made, and the first argument is never read
+        logits = torch.baddbmm(grouped.new_empty(1, 1, 1), grouped, keys, beta=0, alpha=self.scaling)
+        logits = logits.float().view(heads, rows, stop)
+        at, keys_at = self.positions[start:stop, None], self.positions[:stop]
+        logits[:, :, start:].masked_fill_(keys_at[start:] > at, -torch.inf)
         if self.sliding_window is not None:
-            hidden |= self.positions[:stop] <= self.positions[start:stop, None] - self.sliding_window
-        return logits.masked_fill_(hidden, -torch.inf).softmax(-1)
+            logits.masked_fill_(keys_at <= at - self.sliding_window, -torch.inf)
+        return logits.softmax(-1)
 
     def _once(self, name: Any, compute: Callable[[], Tensor]) -> Tensor:
         if name not in self._scores:

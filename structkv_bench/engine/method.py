@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 class Attention(Protocol):
-    """An attention other than the causal one; equal ones (dataclasses) are computed once for their methods."""
+    """An attention other than the causal one; methods with equal ones (dataclasses) share a prefill."""
 
-    def __call__(self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate) -> Tensor:
+    def __call__(
+        self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate
+    ) -> Tensor:
         """Attention output of queries [heads, n, head_dim] at positions `at` [n] over the cache's entries."""
 
 

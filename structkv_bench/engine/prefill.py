@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from structkv_bench.engine.attention import causal_attention
+from structkv_bench.engine.attention import Projected, causal_attention
 from structkv_bench.engine.cache import KVCache, LayerCache
 from structkv_bench.engine.clock import now
 from structkv_bench.engine.layer import LayerView
@@ -69,7 +69,11 @@ class _Branch:
         index = index.to(self.hidden.device)
         cos, sin = self.rotary
         return _Branch(
-            self.hidden[:, index], self.positions[index], (cos[:, index], sin[:, index]), members, self.attention
+            self.hidden[:, index],
+            self.positions[index],
+            (cos[:, index], sin[:, index]),
+            members,
+            self.attention,
         )
 
 
@@ -81,21 +85,18 @@ class _PrefillStep:
     model: Model
     choosing_s: float = 0.0
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sliding_window: int | None
-    ) -> Tensor:
-        positions = self.branch.positions.to(query.device)
-        view = LayerView(
-            layer, query[0], key[0], value[0], positions, self.branch.members[0].cache.seen, scaling, sliding_window
-        )
-        if self.branch.attention is None:
-            out = causal_attention(query, key, value, positions, scaling, sliding_window)
+    def attend(self, projected: Projected) -> Tensor:
+        branch = self.branch
+        positions = branch.positions.to(projected.query.device)
+        view = LayerView.of(projected, positions, branch.members[0].cache.seen)
+        if branch.attention is None:
+            out = causal_attention(projected, positions)
         else:
-            out = _own_attention(self.branch.attention, view, self.model)
-        started = now(query)
-        for member in self.branch.members:
+            out = _own_attention(branch.attention, view, self.model)
+        started = now(out)
+        for member in branch.members:
             _choose(member, view)
-        self.choosing_s = now(query) - started
+        self.choosing_s = now(out) - started
         return out
 
 

@@ -98,7 +98,7 @@ def test_local_folder(tmp_path: Path) -> None:
     spec = ModelSpec(name="mine", path=str(save_tiny(tmp_path)))
     assert models.load(spec).shape.layers == 4
     (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{broken}")
-    with pytest.raises(UserError, match="model mine: .* can't be loaded: SafetensorError"):
+    with pytest.raises(UserError, match=r"model mine: .* can't be loaded: SafetensorError"):
         models.load(spec)
 
 
@@ -125,7 +125,7 @@ def test_damaged_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "cut.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(UserError, match="sha256 is .* not 00"):
+    with pytest.raises(UserError, match=r"sha256 is .* not 00"):
         gguf.converted(file, "float32", "00")
     with pytest.raises(UserError, match="can't be read as a model"):
         gguf.converted(file, "float32", None)

@@ -66,7 +66,9 @@ def test_the_last_tokens_stay(llama: Tiny, method: Method) -> None:
         assert (layer.positions.max(dim=1).values == 119).all()
 
 
-@pytest.mark.parametrize("method", [SnapKV(budget=12), H2O(budget=12), StructKV(budget=12, struct_ratio=0.5, pivot=0)])
+@pytest.mark.parametrize(
+    "method", [SnapKV(budget=12), H2O(budget=12), StructKV(budget=12, struct_ratio=0.5, pivot=0)]
+)
 def test_the_window_survives_ties(method: Method) -> None:
     """Case 10: with all scores equal the last 8 are kept, and the 4 others are always the same."""
     flat = LayerView(0, torch.zeros(8, 40, 8), torch.zeros(2, 40, 8), torch.zeros(2, 40, 8),

@@ -98,7 +98,9 @@ def test_streaming_llm(shape: str, seed: int, variant: str) -> None:
 
 
 @all_inputs
-@pytest.mark.parametrize(("variant", "heads"), [("oneshot_causal", "query"), ("oneshot_causal_kvhead_mean", "kv")])
+@pytest.mark.parametrize(
+    ("variant", "heads"), [("oneshot_causal", "query"), ("oneshot_causal_kvhead_mean", "kv")]
+)
 def test_h2o_one_shot(shape: str, seed: int, variant: str, heads: str) -> None:
     """KVCache-Factory: column sums over all queries, causal; top C - W and the window."""
     layer, reference = layer_of(golden("inputs", shape, seed)), golden("h2o", shape, seed)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
-from structkv_bench.tasks.niah import ANSWER, NEEDLE, Niah, read_essays, rouge1
 
 from structkv_bench.errors import UserError
 from structkv_bench.task import Sample
+from structkv_bench.tasks.niah import ANSWER, NEEDLE, Niah, read_essays, rouge1
 
 CONFIG = Path(__file__).parents[2] / "conf" / "task" / "niah.yaml"
 DEPTHS = [0, 11, 22, 33, 44, 56, 67, 78, 89, 100]

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
-from structkv_bench.tasks.ruler import Ruler
-from structkv_bench.tasks.ruler.data import SUBTASKS, WordPairs
 
 from structkv_bench.errors import UserError
 from structkv_bench.task import Sample
+from structkv_bench.tasks.ruler import Ruler
+from structkv_bench.tasks.ruler.data import SUBTASKS, WordPairs
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "data" / "ruler" / "upstream_golden" / "4096"
 CONFIG = Path(__file__).parents[2] / "conf" / "task" / "ruler.yaml"

@@ -1,0 +1,278 @@
+"""Whole runs on a tiny model, through the command line: rows, resume, failures, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from structkv_bench import models, runner
+from structkv_bench.cli import main
+from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Compressor, Method
+from structkv_bench.store import CELL_FILE, ROWS_FILE
+from tests.tiny import save_tiny
+
+MEASURED = {"prefill_s", "decode_s"}
+"""What differs between two runs of the same thing."""
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def overrides(model: Path, results: Path, *more: str) -> list[str]:
+    chosen = {
+        "model": "custom", "model.path": str(model), "model.name": "tiny", "method": "full,snapkv,structkv",
+        "method.kv_ratio": "0.2", "task": "niah", "task.haystack": "noise", "task.lengths": "[700]",
+        "task.samples": "5", "task.max_new_tokens": "6", "results_dir": str(results),
+    }  # fmt: skip
+    chosen |= dict(item.split("=", 1) for item in more)
+    if chosen["method"] == "full":
+        del chosen["method.kv_ratio"]
+    return ["run", *(f"{key}={value}" for key, value in chosen.items())]
+
+
+def rows_of(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """Rows per cell folder, without what is measured."""
+    return {
+        file.parent.name: [
+            {key: value for key, value in json.loads(line).items() if key not in MEASURED}
+            for line in file.read_text().splitlines()
+        ]
+        for file in sorted(results.glob(f"*/{ROWS_FILE}"))
+    }
+
+
+def test_a_run_fills_a_row_per_sample_and_cell(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """All that is needed to judge a prediction stands in its row; the table follows."""
+    assert main(overrides(model_folder, tmp_path)) == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 3
+    for folder, cell in rows.items():
+        assert [row["sample"] for row in cell] == sorted({row["sample"] for row in cell})
+        assert len(cell) == 5
+        for row in cell:
+            assert row["status"] == "ok"
+            assert row["error"] is None
+            assert row["prompt_tokens"] == 694
+            assert 0 <= row["score"] <= 1
+            assert len(row["generated_ids"]) <= 6
+            assert row["kv_bytes_full"] == 2 * 4 * 2 * 694 * 8 * 4
+            assert row["tie_margin"] > 0
+            kept = 694 if ".full." in folder else int(694 * 0.2)
+            assert row["kept_entries"] == [2 * kept] * 4
+            assert (row["pivot"] is None) == (".structkv" not in folder)
+    about = json.loads(next(tmp_path.glob(f"*/{CELL_FILE}")).read_text())
+    assert about["sessions"][0]["model_fingerprint"]
+    assert "structkv" in capsys.readouterr().out
+
+
+def test_a_group_predicts_what_each_cell_does_alone(model_folder: Path, tmp_path: Path) -> None:
+    """Rows of three cells run together equal the rows of each run in a store of its own."""
+    assert main(overrides(model_folder, tmp_path / "group")) == 0
+    for name in ("snapkv", "structkv"):
+        assert main(overrides(model_folder, tmp_path / "alone", f"method={name}")) == 0
+    group, alone = rows_of(tmp_path / "group"), rows_of(tmp_path / "alone")
+    assert len(alone) == 2
+    for folder, rows in alone.items():
+        assert [_without_margin(row) for row in rows] == [_without_margin(row) for row in group[folder]]
+
+
+def _without_margin(row: dict[str, Any]) -> dict[str, Any]:
+    """A batch of another size rounds the logits otherwise in the last digit."""
+    return {key: value for key, value in row.items() if key != "tie_margin"}
+
+
+def test_a_second_run_computes_nothing(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are resumed by key and sample id; more samples add only the new ones."""
+    main(overrides(model_folder, tmp_path))
+    before = rows_of(tmp_path)
+    calls = []
+    run_sample = runner.run_sample
+    monkeypatch.setattr(runner, "run_sample", lambda *args: calls.append(args[1].id) or run_sample(*args))
+    assert main(overrides(model_folder, tmp_path)) == 0
+    assert calls == []
+    assert rows_of(tmp_path) == before
+    assert main(overrides(model_folder, tmp_path, "task.samples=7")) == 0
+    assert len(calls) == 2
+    assert {len(rows) for rows in rows_of(tmp_path).values()} == {7}
+    assert main(overrides(model_folder, tmp_path, "method=snapkv", "method.kernel=5")) == 0
+    assert len(calls) == 2 + 5  # another config reuses nothing
+
+
+def test_kill_9_in_the_middle_of_a_line_loses_that_line_alone(model_folder: Path, tmp_path: Path) -> None:
+    """Case 11: rows after resume equal an undisturbed run's; those that were there are not computed again."""
+    arguments = overrides(model_folder, tmp_path / "killed", "method=snapkv", "task.samples=10")
+    code = "import sys; from structkv_bench.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    lines = _wait_for_rows(tmp_path / "killed", 3, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    [file] = (tmp_path / "killed").glob(f"*/{ROWS_FILE}")
+    with file.open("ab") as torn:
+        torn.write(b'{"sample": "0009", "sta')
+    kept = file.read_bytes().rpartition(b"\n")[0]
+    assert main(arguments) == 0
+    assert main(overrides(model_folder, tmp_path / "whole", "method=snapkv", "task.samples=10")) == 0
+    assert file.read_bytes().startswith(kept)
+    assert lines >= 3
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def _wait_for_rows(results: Path, count: int, process: subprocess.Popen[bytes]) -> int:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = sum(file.read_bytes().count(b"\n") for file in results.glob(f"*/{ROWS_FILE}"))
+        if lines >= count:
+            return lines
+        time.sleep(0.005)
+    pytest.fail("the run ended, or wrote no rows")
+
+
+def test_ctrl_c_leaves_a_state_that_resumes(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Exit code 130 and a line that says so; the same command goes on."""
+    run_sample, calls = runner.run_sample, []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return run_sample(*args)
+
+    monkeypatch.setattr(runner, "run_sample", interrupted)
+    assert main(overrides(model_folder, tmp_path)) == 130
+    assert "goes on where this stopped" in capsys.readouterr().err
+    assert {len(rows) for rows in rows_of(tmp_path).values()} == {2}
+    assert main(overrides(model_folder, tmp_path)) == 0
+    assert {len(rows) for rows in rows_of(tmp_path).values()} == {5}
+
+
+@dataclass(frozen=True)
+class FailsOnThird(Method):
+    """A plug-in method that raises on its third prompt."""
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        return _Fails()
+
+
+class _Fails(Compressor):
+    prompts = 0
+
+    def keep_kv(self, layer: LayerView) -> None:
+        _Fails.prompts += layer.index == 0
+        if _Fails.prompts == 3:
+            raise ZeroDivisionError("third prompt")
+
+
+def test_a_failure_is_a_row(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Case 18: 4 scored rows, 1 with its traceback, n = 4, exit code 1; the next run tries it again."""
+    _Fails.prompts = 0
+    target = f"{FailsOnThird.__module__}.{FailsOnThird.__qualname__}"
+    chosen = overrides(model_folder, tmp_path, "method=full", f"method._target_={target}")
+    assert main(chosen) == 1
+    captured = capsys.readouterr()
+    assert "FailsOnThird" in captured.out
+    assert "1 failed" in captured.err
+    [rows] = rows_of(tmp_path).values()
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert len(rows) == 5
+    assert len(failed) == 1
+    assert "ZeroDivisionError: third prompt" in failed[0]["error"]
+    main(["results", "--results", str(tmp_path), "--format", "json"])
+    [line] = json.loads(capsys.readouterr().out)
+    assert (line["n"], line["failed"]) == (4, 1)
+    assert main(chosen) == 0
+    capsys.readouterr()
+    main(["results", "--results", str(tmp_path), "--format", "json"])
+    [line] = json.loads(capsys.readouterr().out)
+    assert (line["n"], line["failed"]) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["task.lengths=[9000]"], "model tiny has 8192 positions"),
+        (["model.max_positions=650"], "has 650 positions"),
+        (["method.kv_ratio=0.01"], "keeps 6 of 694 prompt tokens, not more than the 8"),
+        (["method.budget=8"], "budget=8 keeps 8 of 694"),
+        (["task.lengths=[40]"], "40"),
+        (["model.path=/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_anything_is_written(
+    model_folder: Path, tmp_path: Path, capsys: Any, wrong: list[str], says: str
+) -> None:
+    """One clear line, exit code 2, and no row of any cell, also not of those that would have worked."""
+    assert main(overrides(model_folder, tmp_path, *wrong)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert says in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_weights_in_the_same_place_are_refused(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """A model folder whose weights changed never adds rows to those of the old ones."""
+    main(overrides(model_folder, tmp_path, "method=full", "task.samples=2"))
+    file = next(tmp_path.glob(f"*/{CELL_FILE}"))
+    about = json.loads(file.read_text())
+    about["sessions"][0]["model_fingerprint"] = "anotherone"
+    file.write_text(json.dumps(about))
+    assert main(overrides(model_folder, tmp_path, "method=full")) == 2
+    assert "other weights" in capsys.readouterr().err
+
+
+def test_rows_of_another_prompt_are_refused(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Essays or a tokenizer that changed under the same config never mix with earlier rows."""
+    main(overrides(model_folder, tmp_path, "method=snapkv"))
+    [file] = tmp_path.glob(f"*/{ROWS_FILE}")
+    file.write_text(file.read_text().replace('"prompt_sha256": "', '"prompt_sha256": "x'))
+    assert main(overrides(model_folder, tmp_path, "method=snapkv")) == 2
+    assert "was run with another prompt" in capsys.readouterr().err
+
+
+def test_show_prints_prompt_budgets_and_work(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Settings, head and tail of one real prompt, tokens, entries per layer and estimates."""
+    arguments = overrides(model_folder, tmp_path, "method=snapkv,structkv")
+    assert main(["show", *arguments[1:]]) == 0
+    out = capsys.readouterr().out
+    assert "694 prompt tokens, up to 6 generated" in out
+    assert "The grass is green." in out
+    assert "138 in layers 0-3" in out
+    assert "694 in layers 0-2, 138 in layer 3" in out
+    assert "0.1 MiB, 19.9 % of full" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_sample_that_fails_fails_every_row(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in the shared pass: rows with the traceback, and the next samples go on."""
+    embed, calls = models.Model.embed, []
+
+    def once_too_large(self: models.Model, ids: Any) -> Any:
+        calls.append(ids.shape)
+        if sum(shape[1] == 694 for shape in calls) == 2 and ids.shape[1] == 694:
+            raise MemoryError("694 tokens")
+        return embed(self, ids)
+
+    monkeypatch.setattr(models.Model, "embed", once_too_large)
+    assert main(overrides(model_folder, tmp_path)) == 1
+    for rows in rows_of(tmp_path).values():
+        assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok", "ok"]
