@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from structkv_bench.errors import UserError, kind_and_line
@@ -42,6 +43,7 @@ def locate(path: str) -> Path | None:
     return file
 
 
+@cache  # hashing takes a moment: once a process
 def converted(file: Path, dtype: str, sha256: str | None) -> Path:
     """Folder with the model of a GGUF file as safetensors; made at the first call, in seconds.
 

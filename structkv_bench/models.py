@@ -16,6 +16,9 @@ from structkv_bench.model_spec import ModelSpec
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.shape import ModelShape
 
+NOT_NEEDED = ["original/*", "consolidated*", "*.pth", "*.bin", "*.gguf"]
+"""Copies of the weights in other formats that some hub repositories carry beside the safetensors."""
+
 
 class Model:
     """A causal model of the Llama family: transformers' own layers, our loop over them.
@@ -101,20 +104,15 @@ def fetch(spec: ModelSpec) -> Path:
     Raises:
         UserError: it is not to be had.
     """
-    file = gguf.locate(spec.path)
-    if file is not None:
-        return gguf.converted(file, spec.dtype, spec.sha256)
-    if Path(spec.path).expanduser().is_dir():
-        return Path(spec.path).expanduser()
+    local = _local(spec)
+    if local is not None:
+        return local
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(spec.path, revision=spec.revision))
+        return Path(snapshot_download(spec.path, revision=spec.revision, ignore_patterns=NOT_NEEDED))
     except Exception as error:  # the hub's client raises many kinds, some of them its transport's
-        raise UserError(
-            f"model {spec.name}: {spec.path} is not in the local cache and can't be fetched "
-            f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch model={spec.name}"
-        ) from error
+        raise _not_to_be_had(spec, error) from error
 
 
 def inspect(spec: ModelSpec) -> tuple[TokenizerPrompts, ModelShape]:
@@ -125,18 +123,9 @@ def inspect(spec: ModelSpec) -> tuple[TokenizerPrompts, ModelShape]:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    folder = fetch(spec)
-    try:
-        tokenizer, config = AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
-        shape = ModelShape.of(config, spec.dtype, spec.max_positions)
-    except Exception as error:  # a damaged file surfaces as whatever its parser raises
-        raise UserError(f"model {spec.name}: {folder} can't be read: {kind_and_line(error)}") from error
+    tokenizer = _from_pretrained(AutoTokenizer, spec)
+    shape = ModelShape.of(_from_pretrained(AutoConfig, spec), spec.dtype, spec.max_positions)
     return TokenizerPrompts(tokenizer, spec.chat_template), shape
-
-
-def too_long(spec: ModelSpec, shape: ModelShape, length: int) -> str:
-    """What to say of a length above the model's positions."""
-    return f"task.lengths={length}: model {spec.name} has {shape.max_positions} positions, so at most that"
 
 
 def load(spec: ModelSpec) -> Model:
@@ -151,13 +140,52 @@ def load(spec: ModelSpec) -> Model:
     disable_progress_bar()
     prompts, shape = inspect(spec)
     device_map = spec.device_map or ("cuda" if torch.cuda.is_available() else None)
-    try:
-        module = AutoModelForCausalLM.from_pretrained(
-            fetch(spec), dtype=getattr(torch, spec.dtype), device_map=device_map, attn_implementation="sdpa"
-        )
-    except Exception as error:  # a damaged file surfaces as whatever its parser raises
-        raise UserError(f"model {spec.name}: {spec.path} can't be loaded: {kind_and_line(error)}") from error
+    module = _from_pretrained(
+        AutoModelForCausalLM,
+        spec,
+        dtype=getattr(torch, spec.dtype),
+        device_map=device_map,
+        attn_implementation="sdpa",
+    )
     return Model(module, prompts, shape)
+
+
+def _local(spec: ModelSpec) -> Path | None:
+    """The folder of a model that is no hub id."""
+    file = gguf.locate(spec.path)
+    if file is not None:
+        return gguf.converted(file, spec.dtype, spec.sha256)
+    folder = Path(spec.path).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def _from_pretrained(kind: Any, spec: ModelSpec, **settings: Any) -> Any:
+    """One of transformers' Auto classes, loaded from where the model lies.
+
+    Raises:
+        UserError: it can't be found, or not be read.
+    """
+    local = _local(spec)
+    try:
+        if local is not None:
+            return kind.from_pretrained(local, **settings)
+        return kind.from_pretrained(spec.path, revision=spec.revision, **settings)
+    except Exception as error:  # a damaged file surfaces as whatever its parser raises
+        if local is None:
+            raise _not_to_be_had(spec, error) from error
+        raise UserError(f"model {spec.name}: {local} can't be loaded: {kind_and_line(error)}") from error
+
+
+def _not_to_be_had(spec: ModelSpec, error: Exception) -> UserError:
+    return UserError(
+        f"model {spec.name}: {spec.path} is no local folder, and not in the cache or not readable "
+        f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch model={spec.name}"
+    )
+
+
+def too_long(spec: ModelSpec, shape: ModelShape, length: int) -> str:
+    """What to say of a length above the model's positions."""
+    return f"task.lengths={length}: model {spec.name} has {shape.max_positions} positions, so at most that"
 
 
 CHECKED_TOKENS = 24

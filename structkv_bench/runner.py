@@ -51,7 +51,7 @@ def run(setups: Sequence[Setup]) -> int:
     jobs = list(_jobs(plan(setups), store))
     failed = 0
     with _progress() as progress:
-        bar = progress.add_task("samples", total=sum(job.prompt_tokens for job in jobs), rows=0)
+        bar = progress.add_task("samples", total=sum(job.prompt_tokens for job in jobs))
         for model, methods, job in _with_models(jobs, store):
             rows = run_sample(model, job.sample, job.cells, methods)
             for cell, row in zip(job.cells, rows, strict=True):
@@ -126,6 +126,7 @@ def _row(
             "generated_ids": answer.ids,
             "prediction": prediction,
             "score": cell.task.score(cell.subtask, sample, prediction),
+            "extra_scores": cell.task.extra_scores(cell.subtask, sample, prediction),
             "tie_margin": round(answer.tie_margin, 6),
             "decode_s": round(answer.seconds, 4),
         }

@@ -61,3 +61,7 @@ class Task(ABC):
     @abstractmethod
     def score(self, subtask: str, sample: Sample, prediction: str) -> float:
         """Official score of one prediction, from 0 to 1."""
+
+    def extra_scores(self, subtask: str, sample: Sample, prediction: str) -> dict[str, float]:
+        """Further official scores, which the row keeps beside the first."""
+        return {}

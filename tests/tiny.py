@@ -100,8 +100,8 @@ def tiny(family: str = "llama", seed: int = 0, layers: int = 4) -> Tiny:
     return Tiny(Model(own, TokenizerPrompts(tokenizer()), shape), stock)
 
 
-def save_tiny(folder: Path) -> Path:
+def save_tiny(folder: Path, layers: int = 4) -> Path:
     """A tiny Llama on disk, as a user's local model folder."""
-    tiny().stock.save_pretrained(folder)
+    tiny(layers=layers).stock.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder

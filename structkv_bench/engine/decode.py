@@ -183,7 +183,7 @@ class Batch:
             hidden = model.run_layer(layer, hidden, self._at, rotary, self)
         self._seen += ids.shape[1]
         logits = model.logits(hidden[:, -1])
-        return logits[torch.argsort(order)]
+        return logits[torch.argsort(order).to(logits.device)]
 
     def attend(self, projected: Projected) -> Tensor:
         """Attention of every row over its own entries, bucket by bucket; see attention.Step."""

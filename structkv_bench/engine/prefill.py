@@ -66,15 +66,14 @@ class _Branch:
 
     def keeping(self, index: Tensor, members: list[Prefilled]) -> _Branch:
         """The branch of these members with the tokens `index` alone."""
-        index = index.to(self.hidden.device)
-        cos, sin = self.rotary
-        return _Branch(
-            self.hidden[:, index],
-            self.positions[index],
-            (cos[:, index], sin[:, index]),
-            members,
-            self.attention,
-        )
+        cos, sin = (_take(part, index, 1) for part in self.rotary)
+        hidden, positions = _take(self.hidden, index, 1), _take(self.positions, index, 0)
+        return _Branch(hidden, positions, (cos, sin), members, self.attention)
+
+
+def _take(tensor: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Entries of `tensor`, which may lie on another device than the layer that chose them."""
+    return tensor.index_select(dim, index.to(tensor.device))
 
 
 @dataclass

@@ -136,5 +136,7 @@ def test_damaged_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unreachable_hub_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 16: offline, a hub model fails at once with the command that fetches it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="structkv-bench fetch model=big"):
-        models.fetch(ModelSpec(name="big", path="nobody/nothing"))
+    spec = ModelSpec(name="big", path="nobody/nothing")
+    for use in (models.fetch, models.inspect, models.load):
+        with pytest.raises(UserError, match="structkv-bench fetch model=big"):
+            use(spec)

@@ -9,15 +9,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from structkv_bench.engine.cache import LayerCache
+from structkv_bench.engine.decode import Batch
 from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.method import Method
+from structkv_bench.methods.full import Full
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.scoring import over_group, pool
 from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.streaming_llm import StreamingLLM
 from structkv_bench.methods.structkv import StructKV
+from structkv_bench.models import Model
+from structkv_bench.prompts import TokenizerPrompts
+from structkv_bench.shape import ModelShape
 from tests.shared import shared
+from tests.tiny import Tiny, tokenizer
 
 FOLDER = "golden/methods"
 CASES = [(shape, seed) for shape in "AB" for seed in (0, 1, 2)]
@@ -160,3 +169,57 @@ def test_pooling_before_and_after_the_group_sum_is_one_for_averages(shape: str, 
     first = over_group(pool(scores, "avg", 5), layer.kv_heads, "sum")
     then = pool(over_group(scores, layer.kv_heads, "sum"), "avg", 5)
     assert torch.allclose(first, then, atol=1e-5)
+
+
+@all_inputs
+def test_kvpress_snapkv_and_streaming_llm(shape: str, seed: int) -> None:
+    """kvpress's presses at a quarter of the entries: the same choice, its way of writing scores aside."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("kvpress_scores", shape, seed)
+    for name, method in (
+        ("snapkv_W8_k5", SnapKV(kv_ratio=0.25, pooling="avg", kernel=5)),
+        ("streamingllm", StreamingLLM(kv_ratio=0.25)),
+    ):
+        index = method.compressor(layer.tokens, 4).keep_kv(layer)
+        assert index is not None
+        assert_kept(index, reference, name)
+
+
+@pytest.fixture(scope="module")
+def tiny_llama() -> Tiny:
+    """The reference data's own model in our engine."""
+    config = LlamaConfig.from_json_file(shared(f"{FOLDER}/tiny_llama_config.json"))
+    stock = LlamaForCausalLM(config).eval()
+    stock.load_state_dict(load_file(shared(f"{FOLDER}/tiny_llama.safetensors")))
+    stock.set_attn_implementation("sdpa")
+    model = Model(stock, TokenizerPrompts(tokenizer()), ModelShape.of(config, "float32", None))
+    return Tiny(model, stock)
+
+
+def whole(name: str) -> dict[str, torch.Tensor]:
+    arrays = np.load(shared(f"{FOLDER}/tiny_{name}.npz"))
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("full", Full()),
+        ("snapkv", SnapKV(kv_ratio=0.5, pooling="avg", kernel=5)),
+        ("streamingllm", StreamingLLM(kv_ratio=0.5)),
+    ],
+)
+def test_a_whole_model_through_kvpress(tiny_llama: Tiny, name: str, method: Method) -> None:
+    """Kept sets of every layer, and logits of forced tokens over the compressed cache, at true positions."""
+    full, reference = whole("full"), whole(name)
+    ids = full["input_ids"].flatten().tolist()
+    [row] = tiny_llama.prefill(ids, method)
+    assert torch.allclose(row.logits, full["prompt_logits"].reshape(-1, 256)[-1], atol=1e-3)
+    if name != "full":
+        for number, layer in enumerate(row.cache.layers):
+            assert_kept(layer.positions, reference, f"layer{number}")
+    with torch.inference_mode():
+        batch = Batch(tiny_llama.model, [row], room=8)
+        tokens, logits_of = full["greedy_tokens"].flatten(), reference["decode_logits"].reshape(-1, 256)
+        for token, expected in zip(tokens, logits_of, strict=True):
+            logits = batch.forward(token.reshape(1, 1).long())[0]
+            assert torch.allclose(logits, expected, atol=1e-3)

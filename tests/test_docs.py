@@ -1,0 +1,83 @@
+"""Every command and every method that the README and docs/ show works as shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from structkv_bench.cli import main
+from tests.tiny import save_tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for page in PAGES
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("structkv-bench ")
+    }
+)
+SMALL = {"model": "custom", "model.name": "tiny", "task.lengths": "[1500]", "task.samples": "1"}
+"""In place of what a command says, so that it takes a second: a tiny model and one short sample."""
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), layers=16)  # the pages speak of a layer 13
+
+
+def shrunk(command: str, model: Path, results: Path) -> list[str]:
+    name, *arguments = shlex.split(command)[1:]
+    if name not in ("run", "show"):
+        return [name, *arguments]
+    overrides = dict(argument.split("=", 1) for argument in arguments)
+    ruler = overrides.get("task") == "ruler" or "experiment" in overrides
+    overrides |= SMALL | {"model.path": str(model), "results_dir": str(results)}
+    overrides |= {"task.subset": "[niah_single_1]"} if ruler else {"task.haystack": "noise"}
+    return [name, *(f"{key}={value}" for key, value in overrides.items())]
+
+
+def test_there_are_commands() -> None:
+    """The pages are read: a pattern that finds nothing would pass every test below."""
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(
+    command: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Each command of a page ends with exit code 0 and prints something."""
+    monkeypatch.chdir(tmp_path)
+    if "results" in command:  # it prints what the default folder holds
+        main(shrunk("structkv-bench run method=full", model_folder, Path("results/runs")))
+    assert main(shrunk(command, model_folder, tmp_path)) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_method_that_the_readme_writes_runs(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The example of 'Add a method' is taken from the page and run as it says."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "my_method.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    target = "structkv-bench run method=snapkv method._target_=my_method.EveryOther method.kv_ratio=0.5"
+    assert main(shrunk(target, model_folder, tmp_path / "results")) == 0
+    assert "EveryOther" in capsys.readouterr().out
+
+
+def test_the_make_targets_that_the_readme_names_exist() -> None:
+    """`make x` in a page is a target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = {name for page in PAGES for name in re.findall(r"\bmake (\w+)\b", page.read_text("utf-8"))}
+    assert {"run", "test"} <= named
+    for name in named:
+        assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
