@@ -64,7 +64,9 @@ class StructKV(Budgeted):
     search_from: float = 0.25
     """Share of the depth at which the search for L* begins."""
     search_to: float = 0.667
-    pivot_floor: float = 0.2
+    pivot_floor: float = 0.35
+    """Between what small first steps reach and what the pivot does: on SmolLM2, over 34 prompts of seeds
+    that no table uses, at most 0.24 and at least 0.49."""
 
     def __post_init__(self) -> None:
         """Check the settings."""

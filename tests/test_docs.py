@@ -77,7 +77,11 @@ def test_the_method_that_the_readme_writes_runs(
 def test_the_make_targets_that_the_readme_names_exist() -> None:
     """`make x` in a page is a target of the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = {name for page in PAGES for name in re.findall(r"\bmake (\w+)\b", page.read_text("utf-8"))}
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:`|^ {4})make (\w+)", page.read_text("utf-8"), re.MULTILINE)
+    }
     assert {"run", "test"} <= named
     for name in named:
         assert re.search(rf"^{name}:", makefile, re.MULTILINE), name

@@ -60,8 +60,5 @@ def test_online_pivot_is_the_calibrated_one_on_noise_and_essays(smollm2: Model) 
         ids = smollm2.prompts.render(sample.prompt, sample.answer_prefix)
         [row] = prefill(smollm2, ids, [method.compressor(len(ids), 30)])
         pivots.append(row.compressor.facts()["pivot"])
-        assert row.prefill_share == pytest.approx((14 + 16 * int(len(ids) * 0.2) / len(ids)) / 30) or (
-            pivots[-1] != 13
-        )
     assert pivots.count(13) >= 9, pivots
     assert replace(method, pivot="calibrated").calibrated(smollm2) == replace(method, pivot=13)

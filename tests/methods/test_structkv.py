@@ -19,7 +19,7 @@ from tests.oracle import causal, forward
 from tests.tiny import Tiny, tiny
 
 N, W = 80, 8
-RULE = PivotRule(weights=(0.2, 0.3, 0.5), first=3, last=8, top_share=0.1, floor=0.2)
+RULE = PivotRule(weights=(0.2, 0.3, 0.5), first=3, last=8, top_share=0.1, floor=0.35)
 
 
 @pytest.fixture(scope="module")
