@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+PLACE = "(the prompt stands here)"
+"""Stands in for a prompt of ids while a template is filled."""
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>")
 """Tokens that end a chat turn but that some models' files don't list among their stop ids."""
 
@@ -25,17 +28,26 @@ class TokenizerPrompts:
         """Text without special tokens, spaces as the model made them."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def render(self, prompt: str, answer_prefix: str) -> list[int]:
+    def render(self, prompt: str | Sequence[int], answer_prefix: str, chat: bool = True) -> list[int]:
         """The whole prompt: one user turn, the assistant's header, then the prefix.
 
-        Tokenised once and without the tokenizer's own special tokens, since a template brings its BOS;
-        where neither did and the tokenizer would have added one, it is put in front.
+        Text is tokenised once and without the tokenizer's own special tokens, since a template brings
+        its BOS; where neither did and the tokenizer would have added one, it is put in front. A prompt
+        given as ids stays as it is, between the ids of what the template puts around it.
         """
-        text = prompt
-        if self.chat_template and self.tokenizer.chat_template:
-            turn = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids = self.encode(text + answer_prefix)
+        if isinstance(prompt, str):
+            return self._with_one_bos(self.encode(self._turn(prompt, chat) + answer_prefix))
+        before, _, after = self._turn(PLACE, chat).partition(PLACE)
+        return self._with_one_bos(self.encode(before) + list(prompt) + self.encode(after + answer_prefix))
+
+    def _turn(self, prompt: str, chat: bool) -> str:
+        """The prompt in the chat template, if there is one and it is wanted."""
+        if not (chat and self.chat_template and self.tokenizer.chat_template):
+            return prompt
+        turn = [{"role": "user", "content": prompt}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return ids
@@ -44,6 +56,10 @@ class TokenizerPrompts:
         while ids[:2] == [bos, bos]:
             del ids[0]
         return ids
+
+    def newline_ids(self) -> frozenset[int]:
+        """The token that LongBench's samsum stops at: the last one of an encoded newline."""
+        return frozenset(self.encode("\n")[-1:])
 
     def stop_ids(self, *configured: int | list[int] | None) -> frozenset[int]:
         """Every id that ends an answer: those configured, the tokenizer's, and ends of turn it knows."""

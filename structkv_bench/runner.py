@@ -65,14 +65,15 @@ def run_sample(
     model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]
 ) -> list[dict[str, Any]]:
     """One row per cell; what a method raises fails its own row alone."""
-    ids = model.prompts.render(sample.prompt, sample.answer_prefix)
+    ids = model.prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
     try:
         compressors = [method.compressor(len(ids), model.shape.layers) for method in methods]
         prefilled = prefill(model, ids, compressors)
         facts = [_facts(model, result) for result in prefilled]
         errors = [result.error for result in prefilled]
         going = [place for place, error in enumerate(errors) if error is None]
-        decoded = decode(model, [prefilled[place] for place in going], sample.max_new_tokens)
+        newline = model.prompts.newline_ids() if sample.stop_at_newline else frozenset()
+        decoded = decode(model, [prefilled[place] for place in going], sample.max_new_tokens, newline)
         answers = dict(zip(going, decoded, strict=True))
         return [
             _row(model, sample, ids, cell, facts[place], answers.get(place), errors[place])
@@ -112,7 +113,7 @@ def _row(
         "sample": sample.id,
         "status": "ok" if error is None else "failed",
         "prompt_tokens": len(ids),
-        "truncated_tokens": 0,
+        "truncated_tokens": sample.truncated_tokens,
         "prompt_sha256": prompt_hash(ids),
         "references": list(sample.references),
         "fields": sample.fields,
@@ -149,7 +150,7 @@ def _jobs(groups: Sequence[Group], store: Store) -> Iterator[Job]:
             raise UserError(models.too_long(group.model, shape, group.length))
         done = {cell.key: _done(store.cell(cell)) for cell in group.cells}
         for sample in group.task.build(group.subtask, group.length, prompts):
-            ids = prompts.render(sample.prompt, sample.answer_prefix)
+            ids = prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
             _check(group, sample, ids, shape)
             left = [cell for cell in group.cells if not _has(done[cell.key], sample, ids, cell)]
             if left:

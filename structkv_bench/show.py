@@ -30,7 +30,7 @@ def show(setups: Sequence[Setup]) -> str:
         if group.length > shape.max_positions:
             raise UserError(models.too_long(group.model, shape, group.length))
         sample = group.task.build(group.subtask, group.length, prompts)[0]
-        ids = prompts.render(sample.prompt, sample.answer_prefix)
+        ids = prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
         text = prompts.tokenizer.decode(ids)
         pages.append(_prompt_page(group.cells[0], sample, text, len(ids)))
         pages += [_cell_page(cell, len(ids), shape) for cell in group.cells]

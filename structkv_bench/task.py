@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,12 +14,18 @@ class Sample:
 
     id: str
     """Unique within its (subtask, length), and the same for any number of samples asked for."""
-    prompt: str
-    """Text of the user turn."""
+    prompt: str | tuple[int, ...]
+    """Text of the user turn, or its token ids where they must not go through text again."""
     references: tuple[str, ...]
     max_new_tokens: int
     answer_prefix: str = ""
     """Text that opens the assistant turn; the model continues it."""
+    chat: bool = True
+    """Whether the prompt goes into the model's chat template."""
+    stop_at_newline: bool = False
+    """Whether the answer also ends at the token of a newline."""
+    truncated_tokens: int = 0
+    """How many tokens of the prompt were cut out to fit."""
     fields: dict[str, Any] = field(default_factory=dict)
     """What a table or figure groups by (depth, ...): copied into the result row."""
 
@@ -32,7 +39,7 @@ class PromptFormat(Protocol):
     def decode(self, ids: list[int]) -> str:
         """Text of `ids`, special tokens left out."""
 
-    def render(self, prompt: str, answer_prefix: str) -> list[int]:
+    def render(self, prompt: str | Sequence[int], answer_prefix: str, chat: bool = True) -> list[int]:
         """Token ids of the whole prompt: chat template around the user turn, then the prefix; one BOS."""
 
 

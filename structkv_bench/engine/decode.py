@@ -6,7 +6,7 @@ nearly equal length, each packed into one buffer, so that a short cache never pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -212,7 +212,7 @@ def decode(
     model: Model,
     rows: Sequence[Prefilled],
     max_new_tokens: int,
-    finished: Callable[[int, Generated], None] = lambda row, generated: None,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> list[Generated]:
     """Continue every row greedily to a stop id or `max_new_tokens`; takes the rows' caches over.
 
@@ -220,10 +220,11 @@ def decode(
         model: the model that filled the caches.
         rows: from `prefill`, none with an error.
         max_new_tokens: at most this many for each row.
-        finished: called with the row's place as soon as it is done.
+        stop_ids: ids that end an answer beside the model's own.
     """
     if not rows:
         return []
+    stop_ids |= model.stop_ids
     with torch.inference_mode():
         first = torch.stack([row.logits for row in rows if row.logits is not None])
         started = now(first)
@@ -233,11 +234,10 @@ def decode(
         while places:
             chosen, going_on = _greedy(logits), []
             for i, place in enumerate(places):
-                if _extend(results[place], *chosen[i], model.stop_ids, max_new_tokens):
+                if _extend(results[place], *chosen[i], stop_ids, max_new_tokens):
                     going_on.append(i)
                 else:
                     results[place].seconds = now(first) - started
-                    finished(place, results[place])
             if going_on and batch is None:
                 batch = Batch(model, [rows[places[i]] for i in going_on], room=max_new_tokens)
             elif going_on and len(going_on) < len(places) and batch is not None:

@@ -85,6 +85,16 @@ def test_the_prefix_opens_the_assistant_turn() -> None:
     assert prompts.tokenizer.decode(ids) == "<turn>a\nb<turn> The answer is"
 
 
+def test_a_prompt_of_ids_stands_in_the_template_untouched() -> None:
+    """Case 9: no round trip through text; the template's tokens are all there, around it."""
+    prompts = TokenizerPrompts(tokenizer("<turn>user\n{{ messages[0].content }}<turn>bot\n"))
+    text, ids = "Find it", (200, 201, 202)
+    around = prompts.render(text, " A")
+    inside = prompts.encode(text)
+    at = next(i for i in range(len(around)) if around[i : i + len(inside)] == inside)
+    assert prompts.render(ids, " A") == [*around[:at], *ids, *around[at + len(inside) :]]
+
+
 def test_all_stop_ids_are_honoured() -> None:
     """generation config, model config, tokenizer, and end-of-turn tokens that no file lists."""
     fast = tokenizer()
