@@ -22,9 +22,9 @@ def described(group: str) -> list[tuple[str, str]]:
     """Name and one-line description of each config of a group.
 
     Raises:
-        UserError: an experiment is not valid YAML.
+        UserError: a protocol or an experiment is not valid YAML.
     """
-    describe = _experiment if group == "experiment" else _comment
+    describe = _description if group in ("protocol", "experiment") else _comment
     return [(name, describe(conf_dir() / group / f"{name}.yaml")) for name in choices(group)]
 
 
@@ -34,10 +34,10 @@ def _comment(path: Path) -> str:
     return first.lstrip("# ").rstrip() if first.startswith("#") else ""
 
 
-def _experiment(path: Path) -> str:
+def _description(path: Path) -> str:
     from omegaconf import OmegaConf
 
     try:
         return " ".join(str(OmegaConf.load(path).description).split())
     except Exception as error:  # YAML, OmegaConf and the codec each have their own kind
-        raise UserError(f"{path}: not a valid experiment ({one_line(error)})") from error
+        raise UserError(f"{path}: not a valid preset ({one_line(error)})") from error

@@ -35,6 +35,7 @@ class Listing(StrEnum):
     METHODS = "methods"
     TASKS = "tasks"
     MODELS = "models"
+    PROTOCOLS = "protocols"
     EXPERIMENTS = "experiments"
 
 

@@ -1,7 +1,7 @@
 """Overrides as typed on a command line -> setups: Hydra composition of conf/, typed, one line per mistake.
 
-A comma list makes a grid; a setting goes to each listed choice that has it. An experiment is a file of
-overrides that stand before the user's own.
+A comma list makes a grid; a setting goes to each listed choice that has it. A protocol and an experiment
+are files of overrides that stand before the user's own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
@@ -44,18 +44,19 @@ class Setup:
     method: Method
     task_name: str
     task: Task
+    protocol: str
     results_dir: str
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A file of conf/experiment/."""
+class Preset:
+    """A file of conf/protocol/ or conf/experiment/."""
 
     description: str = ""
     overrides: list[str] = field(default_factory=list)
     """As typed on a command line."""
     grids: list[list[str]] = field(default_factory=list)
-    """Further overrides, a list for each grid of an experiment that has several."""
+    """Further overrides, a list for each grid of a preset that has several."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def compose(overrides: list[str]) -> list[Setup]:
     """
     with _hydra():
         config = _load("config")
-        grids = _grids(parse(overrides))
+        grids = _grids(parse(overrides), config.protocol)
         default = config.hydra.runtime.choices
         menus = [{group: list(_choices(group, grid, default[group])) for group in GROUPS} for grid in grids]
     _check_keys(grids, menus)
@@ -104,7 +105,8 @@ def _setups(grid: Grid, menu: Menu, results_dir: str) -> Iterator[Setup]:
         for group in GROUPS
     )
     for (_, model), (method_name, method), (task_name, task) in product(*built):
-        yield Setup(model, method_name, method, task_name, task, results_dir)
+        protocol = grid["protocol"].values[0]
+        yield Setup(model, method_name, method, task_name, task, protocol, results_dir)
 
 
 @contextmanager
@@ -122,23 +124,34 @@ def _load(name: str) -> DictConfig:
         raise UserError(f"conf/{name}.yaml: {one_line(error)}") from error
 
 
-def _grids(own: Grid) -> list[Grid]:
-    """The user's grid; with experiments, each of theirs under the user's overrides."""
-    names = own["experiment"].values if "experiment" in own else (None,)
-    own = {key: setting for key, setting in own.items() if key != "experiment"}
+def _grids(own: Grid, default_protocol: str) -> list[Grid]:
+    """The user's grid; with experiments, each of theirs under it; and under all that, a protocol's."""
+    grids = _over_presets("experiment", own)
+    unsaid = {"protocol": Setting("protocol", (default_protocol,))}
+    return [whole for grid in grids for whole in _over_presets("protocol", unsaid | dict(grid))]
+
+
+def _over_presets(group: str, own: Grid) -> list[Grid]:
+    """The grids of each preset that `own` names, with `own` on top; what it names stays in `own`."""
+    names = own[group].values if group in own else (None,)
     if names == (None,):
         return [own]
-    return [under(preset, own) for name in names for preset in _presets(name)]
+    return [
+        under(preset, {**own, group: Setting(group, (name,))})
+        for name in names
+        for preset in _presets(group, name)
+    ]
 
 
-def _presets(name: Any) -> Iterator[Grid]:
-    """The grids of one experiment."""
-    experiment = _build(_checked(Choice("experiment", name, _file("experiment", name), Experiment)), {})
-    for lines in experiment.grids or [[]]:
-        grid = under(parse(experiment.overrides), parse(lines))
-        if "experiment" in grid:
-            raise UserError(f"conf/experiment/{name}.yaml: an experiment can't name another")
-        yield grid
+def _presets(group: str, name: Any) -> Iterator[Grid]:
+    """The grids of one preset. A protocol's settings are for whoever has them: it fits any run."""
+    preset = _build(_checked(Choice(group, name, _file(group, name), Preset)), {})
+    for lines in preset.grids or [[]]:
+        grid = under(parse(preset.overrides), parse(lines))
+        if group in grid:
+            raise UserError(f"conf/{group}/{name}.yaml: can't name another {group}")
+        required = group != "protocol"
+        yield {key: replace(setting, required=required) for key, setting in grid.items()}
 
 
 def _choices(group: str, grid: Grid, default: str) -> Iterator[Choice]:

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from structkv_bench.errors import UserError, one_line
 
 GROUPS = ("model", "method", "task")
-KEYS = (*GROUPS, "experiment", "results_dir")
+KEYS = (*GROUPS, "protocol", "experiment", "results_dir")
 """What an override may set, or set something of."""
 LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP)
 

@@ -34,6 +34,8 @@ class Cell:
     task: Task
     subtask: str
     length: int
+    protocol: str = "official"
+    """What the settings of task and method follow, by name; they themselves stand in the config."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -117,7 +119,14 @@ def _cells(setups: Iterable[Setup]) -> Iterator[Cell]:
         for subtask in setup.task.subtasks():
             for length in setup.task.lengths:
                 yield Cell(
-                    setup.model, setup.method_name, setup.method, setup.task_name, setup.task, subtask, length
+                    setup.model,
+                    setup.method_name,
+                    setup.method,
+                    setup.task_name,
+                    setup.task,
+                    subtask,
+                    length,
+                    setup.protocol,
                 )
 
 

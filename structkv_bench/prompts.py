@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from structkv_bench.task import Sample
+
 PLACE = "(the prompt stands here)"
 """Stands in for a prompt of ids while a template is filled."""
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>")
@@ -39,6 +41,22 @@ class TokenizerPrompts:
             return self._with_one_bos(self.encode(self._turn(prompt, chat) + answer_prefix))
         before, _, after = self._turn(PLACE, chat).partition(PLACE)
         return self._with_one_bos(self.encode(before) + list(prompt) + self.encode(after + answer_prefix))
+
+    def parts(self, sample: Sample) -> tuple[list[int], list[int]]:
+        """A sample's prompt: what is prefilled, and what is fed afterwards over the compressed cache.
+
+        The second part is empty unless the sample has a `question_at`. Then each is tokenised by
+        itself, as two calls would be: a token across the border does not exist.
+        """
+        at, prompt = sample.question_at, sample.prompt
+        if at is None:
+            return self.render(prompt, sample.answer_prefix, sample.chat), []
+        before, _, after = self._turn(PLACE, sample.chat).partition(PLACE)
+        context = self._with_one_bos([*self.encode(before), *self._ids(prompt[:at])])
+        return context, [*self._ids(prompt[at:]), *self.encode(after + sample.answer_prefix)]
+
+    def _ids(self, text: str | Sequence[int]) -> list[int]:
+        return self.encode(text) if isinstance(text, str) else list(text)
 
     def _turn(self, prompt: str, chat: bool) -> str:
         """The prompt in the chat template, if there is one and it is wanted."""

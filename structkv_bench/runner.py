@@ -65,15 +65,17 @@ def run_sample(
     model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]
 ) -> list[dict[str, Any]]:
     """One row per cell; what a method raises fails its own row alone."""
-    ids = model.prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
+    context, question = model.prompts.parts(sample)
+    ids = context + question
     try:
-        compressors = [method.compressor(len(ids), model.shape.layers) for method in methods]
-        prefilled = prefill(model, ids, compressors)
+        compressors = [method.compressor(len(context), model.shape.layers) for method in methods]
+        prefilled = prefill(model, context, compressors)
         facts = [_facts(model, result) for result in prefilled]
         errors = [result.error for result in prefilled]
         going = [place for place, error in enumerate(errors) if error is None]
         newline = model.prompts.newline_ids() if sample.stop_at_newline else frozenset()
-        decoded = decode(model, [prefilled[place] for place in going], sample.max_new_tokens, newline)
+        rows = [prefilled[place] for place in going]
+        decoded = decode(model, rows, sample.max_new_tokens, newline, question)
         answers = dict(zip(going, decoded, strict=True))
         return [
             _row(model, sample, ids, cell, facts[place], answers.get(place), errors[place])
@@ -150,8 +152,9 @@ def _jobs(groups: Sequence[Group], store: Store) -> Iterator[Job]:
             raise UserError(models.too_long(group.model, shape, group.length))
         done = {cell.key: _done(store.cell(cell)) for cell in group.cells}
         for sample in group.task.build(group.subtask, group.length, prompts):
-            ids = prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
-            _check(group, sample, ids, shape)
+            context, question = prompts.parts(sample)
+            ids = context + question
+            _check(group, sample, len(context), len(question), shape)
             left = [cell for cell in group.cells if not _has(done[cell.key], sample, ids, cell)]
             if left:
                 yield Job(group, sample, len(ids), left)
@@ -173,22 +176,22 @@ def _has(done: dict[str, str], sample: Sample, ids: list[int], cell: Cell) -> bo
     return True
 
 
-def _check(group: Group, sample: Sample, ids: list[int], shape: ModelShape) -> None:
+def _check(group: Group, sample: Sample, context: int, question: int, shape: ModelShape) -> None:
     """Refuse a sample that the model or a method can't take.
 
     Raises:
         UserError: the prompt and its answer don't fit, or a budget is too small for the prompt.
     """
     where = f"{group.subtask} at {group.length}, sample {sample.id}"
-    needed = len(ids) + sample.max_new_tokens
+    needed = context + question + sample.max_new_tokens
     if needed > shape.max_positions:
         raise UserError(
-            f"{where}: {len(ids)} prompt tokens and {sample.max_new_tokens} to generate are {needed}; "
+            f"{where}: prompt and answer room take {needed} tokens, "
             f"model {group.model.name} has {shape.max_positions} positions"
         )
     for cell in group.cells:
         try:
-            cell.method.compressor(len(ids), shape.layers)
+            cell.method.compressor(context, shape.layers)
         except UserError as error:
             raise UserError(f"{cell.method_name} on {where}: {error}") from error
 

@@ -30,10 +30,10 @@ def show(setups: Sequence[Setup]) -> str:
         if group.length > shape.max_positions:
             raise UserError(models.too_long(group.model, shape, group.length))
         sample = group.task.build(group.subtask, group.length, prompts)[0]
-        ids = prompts.render(sample.prompt, sample.answer_prefix, sample.chat)
-        text = prompts.tokenizer.decode(ids)
-        pages.append(_prompt_page(group.cells[0], sample, text, len(ids)))
-        pages += [_cell_page(cell, len(ids), shape) for cell in group.cells]
+        context, question = prompts.parts(sample)
+        text = prompts.tokenizer.decode(context + question)
+        pages.append(_prompt_page(group.cells[0], sample, text, len(context) + len(question)))
+        pages += [_cell_page(cell, len(context), shape) for cell in group.cells]
     return "\n\n".join(pages)
 
 

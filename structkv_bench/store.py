@@ -76,6 +76,7 @@ class CellStore:
                 "model": self.cell.model.name,
                 "method": self.cell.method_name,
                 "task": self.cell.task_name,
+                "protocol": self.cell.protocol,
             }
             about = {"key": self.cell.key, "names": names, "config": self.cell.config, "sessions": []}
         about["sessions"].append(provenance)

@@ -20,6 +20,8 @@ class Sample:
     max_new_tokens: int
     answer_prefix: str = ""
     """Text that opens the assistant turn; the model continues it."""
+    question_at: int | None = None
+    """Where `prompt` is cut if its context is compressed before the question is known; None: never."""
     chat: bool = True
     """Whether the prompt goes into the model's chat template."""
     stop_at_newline: bool = False

@@ -205,7 +205,7 @@ def test_hydra_opened_by_the_program_around_is_no_obstacle():
 
 
 MISTAKES = {
-    "modle=x": ["modle", "model, method, task, experiment, results_dir", "did you mean model?"],
+    "modle=x": ["modle", "model, method, task, protocol, experiment, results_dir", "did you mean model?"],
     "metod.kernel=3": ["metod.kernel", "did you mean method?"],
     "method=snapk": ["method=snapk", "full, h2o, snapkv, streaming_llm, structkv", "did you mean snapkv?"],
     "method=": ["method=", "snapkv"],

@@ -222,7 +222,7 @@ def test_cell_json_holds_what_ran_and_every_session(cell):
     ((about, rows, torn),) = read_cells(cell.path.parent)
     assert about == {
         "key": CELL.key,
-        "names": {"model": "smollm2_135m", "method": "snapkv", "task": "niah"},
+        "names": {"model": "smollm2_135m", "method": "snapkv", "task": "niah", "protocol": "official"},
         "config": CELL.config,
         "sessions": [{"started": "now"}, {"started": "later"}],
     }

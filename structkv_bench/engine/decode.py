@@ -131,7 +131,12 @@ class _OwnedBucket(_Bucket):
         self.rotate = rotate
 
     def attend(self, new: Projected, at: Tensor) -> Tensor:
-        """As any bucket, with the owner's attention in place of ours, and its eviction afterwards."""
+        """As any bucket, token by token: with the owner's attention in place of ours, and its eviction."""
+        tokens = range(at.shape[1])
+        steps = [self._attend_one(_token(new, i), at[:, i : i + 1]) for i in tokens]
+        return torch.cat(steps, dim=2)
+
+    def _attend_one(self, new: Projected, at: Tensor) -> Tensor:
         layer, query = new.layer, new.query[0]
         if self.owner.attention is None:
             out = super().attend(new, at)
@@ -146,6 +151,12 @@ class _OwnedBucket(_Bucket):
             self.values[layer][0, :, :entries] = cache.values
             self.positions[layer][0, :, :entries] = cache.positions
         return out
+
+
+def _token(new: Projected, i: int) -> Projected:
+    """The i-th of several new tokens."""
+    query, key, value = (part[:, :, i : i + 1] for part in (new.query, new.key, new.value))
+    return replace(new, query=query, key=key, value=value)
 
 
 class Batch:
@@ -213,6 +224,7 @@ def decode(
     rows: Sequence[Prefilled],
     max_new_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
+    question: Sequence[int] = (),
 ) -> list[Generated]:
     """Continue every row greedily to a stop id or `max_new_tokens`; takes the rows' caches over.
 
@@ -221,23 +233,27 @@ def decode(
         rows: from `prefill`, none with an error.
         max_new_tokens: at most this many for each row.
         stop_ids: ids that end an answer beside the model's own.
+        question: tokens that every row is fed first, over its compressed cache.
     """
     if not rows:
         return []
     stop_ids |= model.stop_ids
     with torch.inference_mode():
-        first = torch.stack([row.logits for row in rows if row.logits is not None])
-        started = now(first)
+        logits = torch.stack([row.logits for row in rows if row.logits is not None])
+        started = now(logits)
+        batch = None
+        if question:
+            batch = Batch(model, rows, room=len(question) + max_new_tokens)
+            logits = batch.forward(torch.tensor([list(question)] * len(rows), device=model.device))
         results = [Generated([], float("inf"), 0.0, 0) for _ in rows]
         places = list(range(len(rows)))
-        logits, batch = first, None
         while places:
             chosen, going_on = _greedy(logits), []
             for i, place in enumerate(places):
                 if _extend(results[place], *chosen[i], stop_ids, max_new_tokens):
                     going_on.append(i)
                 else:
-                    results[place].seconds = now(first) - started
+                    results[place].seconds = now(logits) - started
             if going_on and batch is None:
                 batch = Batch(model, [rows[places[i]] for i in going_on], room=max_new_tokens)
             elif going_on and len(going_on) < len(places) and batch is not None:

@@ -130,3 +130,25 @@ def test_running_methods_hold_their_budget(llama: Tiny, method: Method) -> None:
     for layer in range(4):
         newest = bucket.cache(layer).positions[:, -1]
         assert (newest == 59).all()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Full(), H2O(budget=16), H2O(budget=16, running=True), StreamingLLM(budget=16, variant="rolling")],
+    ids=["full", "h2o", "h2o running", "rolling"],
+)
+def test_a_question_after_compression_equals_feeding_it_token_by_token(llama: Tiny, method: Method) -> None:
+    """query_aware=false: the question meets the compressed context, for every kind of method."""
+    ids, question = llama.prompt(60), llama.prompt(7, seed=9)
+    [answer] = decode(llama.model, llama.prefill(ids, method), 6, question=question)
+    [row] = llama.prefill(ids, method)
+    with torch.inference_mode():
+        batch = Batch(llama.model, [row], room=20)
+        for token in question:
+            logits = batch.forward(torch.tensor([[token]]))
+        expected = []
+        while len(expected) < 6:
+            expected.append(int(logits[0].argmax()))
+            logits = batch.forward(torch.tensor([[expected[-1]]]))
+    stops = [place for place, token in enumerate(expected) if token in llama.model.stop_ids]
+    assert answer.ids == expected[: min(stops, default=6)]

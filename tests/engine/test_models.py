@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Model
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.shape import ModelShape
+from structkv_bench.task import Sample
 from tests.tiny import FAMILIES, save_tiny, tiny, tokenizer
 
 
@@ -150,3 +152,14 @@ def test_unreachable_hub_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     for use in (models.fetch, models.inspect, models.load):
         with pytest.raises(UserError, match="structkv-bench fetch model=big"):
             use(spec)
+
+
+@pytest.mark.parametrize("prompt", ["context. question?", tuple(range(100, 117))])
+def test_a_cut_prompt_has_two_parts_and_loses_nothing(prompt: str | tuple[int, ...]) -> None:
+    """The template stands around both parts, the BOS once and in the first."""
+    prompts = TokenizerPrompts(tokenizer("<bos><turn>{{ messages[0].content }}<turn>"))
+    whole = Sample("0", prompt, (), 5, answer_prefix=" A")
+    context, question = prompts.parts(replace(whole, question_at=8))
+    assert context + question == prompts.parts(whole)[0]  # bytes: no token crosses the border
+    assert len(context) == 2 + 8
+    assert prompts.parts(whole)[1] == []
