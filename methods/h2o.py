@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.cache import LayerCache
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Budgeted, Compressor, check_choice, check_window
@@ -39,6 +40,10 @@ class H2O(Budgeted):
         """A compressor for one prompt."""
         return _H2OCompressor(self, self.entries(prompt_tokens, self.window), self.running)
 
+    def stored_heads(self, heads: int, kv_heads: int) -> int:
+        """Query heads store copies where they choose."""
+        return heads if self.heads == "query" else kv_heads
+
     def per_stored_head(self, scores: Tensor, kv_heads: int) -> Tensor:
         """[heads, tokens] -> [kv_heads or heads, tokens]."""
         return over_group(scores, kv_heads, self.group) if self.heads == "kv" else scores
@@ -64,15 +69,18 @@ class _H2OCompressor(Compressor):
             self.gathered[layer.index] = scores.gather(1, index)
         return index
 
-    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+    def step(self, new: Projected, cache: LayerCache) -> None:
         """Add the newest query's attention to what each entry has gathered; then hold the budget."""
         heads, entries, head_dim = cache.keys.shape
-        grouped = query.reshape(heads, -1, head_dim)
-        attention = (grouped @ cache.keys.transpose(1, 2)).float().mul(scaling).softmax(-1)
-        received = self.method.per_stored_head(attention.flatten(0, 1), heads)
-        received[:, :-1] += self.gathered[layer]
+        grouped = new.query.reshape(heads, -1, head_dim)
+        logits = (grouped @ cache.keys.transpose(1, 2)).float().mul(new.scaling)
+        if new.sliding_window is not None:
+            oldest = cache.positions[:, None, -1:] - new.sliding_window
+            logits.masked_fill_(cache.positions[:, None] <= oldest, -torch.inf)
+        received = self.method.per_stored_head(logits.softmax(-1).flatten(0, 1), heads)
+        received[:, :-1] += self.gathered[new.layer]
         if entries > self.entries:
             index = best_and_last(received, self.entries, self.method.window, entries)
             cache.keep(index)
             received = received.gather(1, index)
-        self.gathered[layer] = received
+        self.gathered[new.layer] = received

@@ -39,6 +39,10 @@ class SnapKV(Budgeted):
         """A compressor for one prompt."""
         return _SnapKVCompressor(self, self.entries(prompt_tokens, self.window))
 
+    def stored_heads(self, heads: int, kv_heads: int) -> int:
+        """Query heads store copies where they choose."""
+        return heads if self.heads == "query" else kv_heads
+
     def scores(self, layer: LayerView) -> Tensor:
         """Score of each token before the window: [kv_heads or heads, tokens - window]."""
         attention = layer.window_attention(self.window)[:, :, : -self.window]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.cache import LayerCache
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Budgeted, Compressor, Rotate, check_choice
@@ -72,21 +73,22 @@ class _RollingAttention:
     sinks: int
     recent: int
 
-    def __call__(
-        self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate
-    ) -> Tensor:
-        """Output [heads, n, head_dim] of queries at the ascending positions `at` [n]."""
-        positions = cache.positions[0]
+    def __call__(self, new: Projected, at: Tensor, cache: LayerCache, rotate: Rotate) -> Tensor:
+        """Output [heads, n, head_dim]; a model's own sliding window counts places in the cache too."""
+        query, positions = new.query[0], cache.positions[0]
         is_sink = positions < self.sinks
         is_recent = ~is_sink & (positions > at[0] - self.recent)
         order = torch.cat((is_sink.nonzero()[:, 0], is_recent.nonzero()[:, 0]))
         places = torch.minimum(at, torch.full_like(at, self.sinks + self.recent - 1))
         to_sinks = _logits(rotate(query, places - at), cache.keys[:, is_sink])
         to_recent = _logits(query, cache.keys[:, is_recent])
-        logits = torch.cat((to_sinks, to_recent), dim=-1).float() * scaling
+        logits = torch.cat((to_sinks, to_recent), dim=-1).float() * new.scaling
         keys_at = positions[order]
-        in_reach = (keys_at < self.sinks) | (keys_at > at[:, None] - self.recent)
-        hidden = ~(in_reach & (keys_at <= at[:, None]))
+        distance = torch.where(keys_at < self.sinks, places[:, None], at[:, None]) - keys_at
+        reach = torch.where(keys_at < self.sinks, self.sinks + self.recent, self.recent)
+        if new.sliding_window is not None:
+            reach = reach.clamp(max=new.sliding_window)
+        hidden = (distance < 0) | (distance >= reach)
         attention = logits.masked_fill(hidden, -torch.inf).softmax(-1).to(query.dtype)
         return _weighted(attention, cache.values[:, order])
 
@@ -101,7 +103,7 @@ class _Rolling(_SinksAndLast):
         self.attention = _RollingAttention(self.sinks, self.entries - self.sinks)
         self.entries -= 1
 
-    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+    def step(self, new: Projected, cache: LayerCache) -> None:
         """Drop the oldest entry that is no sink once the cache is full."""
         if cache.entries > self.entries:
             cache.keep(self.choice(cache.entries, cache.keys.shape[0], cache.keys.device))

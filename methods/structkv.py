@@ -13,6 +13,7 @@ FastKV does (`kv_selection: shared` is the formula as written).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,9 @@ class StructKV(Budgeted):
             check_ratio(name, getattr(self, name))
         if not 0 <= self.decay <= 1:
             raise UserError(f"decay={self.decay}: give a number from 0 to 1")
+        for name in ("entropy_weight", "sparsity_weight", "variance_weight", "pivot_floor"):
+            if not math.isfinite(getattr(self, name)):
+                raise UserError(f"{name}={getattr(self, name)}: give a finite number")
         if not 0 <= self.search_from < self.search_to <= 1:
             raise UserError(
                 f"search_from={self.search_from} search_to={self.search_to}: give rising shares from 0 to 1"
@@ -104,17 +108,18 @@ class StructKV(Budgeted):
         )
 
     def layer_tokens(self, prompt_tokens: int, layers: int) -> list[int]:
-        """Everything up to L*, the skeleton after it; the range's end where L* is not known yet."""
+        """Everything up to L*, the skeleton after it; at most, where L* is found only in the pass itself."""
         pivot = self.pivot if isinstance(self.pivot, int) else self.pivot_rule(layers).last
         skeleton = int(prompt_tokens * self.struct_ratio)
         return [prompt_tokens if layer <= pivot else skeleton for layer in range(layers)]
 
     def pivot_rule(self, layers: int) -> PivotRule:
         """The detection's choices for a model of this many layers; the last layer is never searched."""
+        last = max(1, min(int(layers * self.search_to), layers - 2))
         return PivotRule(
             weights=(self.entropy_weight, self.sparsity_weight, self.variance_weight),
-            first=max(1, int(layers * self.search_from)),
-            last=max(1, min(int(layers * self.search_to), layers - 2)),
+            first=min(max(1, int(layers * self.search_from)), last),
+            last=last,
             top_share=self.sparsity_top,
             floor=self.pivot_floor,
         )
@@ -124,17 +129,21 @@ class StructKV(Budgeted):
         if self.pivot != "calibrated":
             return self
 
+        prompts = calibration_prompts(model)
+
         def measure() -> int:
             watching = replace(self, pivot="online", struct_ratio=1.0, kv_ratio=1.0, budget=None)
             pivots = []
-            for ids in calibration_prompts(model):
+            for ids in prompts:
                 compressor = watching.compressor(len(ids), len(model.layers))
-                prefill(model, ids, [compressor])
+                [row] = prefill(model, ids, [compressor])
+                if row.error is not None:
+                    raise RuntimeError(f"calibration failed:\n{row.error}")
                 pivots.append(compressor.detector.argmax())
             return majority(pivots)
 
         what = f"structkv pivot {self.pivot_rule(len(model.layers))} window={self.window}"
-        return replace(self, pivot=once_per_model(model, what, measure))
+        return replace(self, pivot=once_per_model(model, what, prompts, measure))
 
 
 @dataclass

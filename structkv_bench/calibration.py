@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from structkv_bench.paths import cache_folder
@@ -40,11 +41,11 @@ def calibration_prompts(model: Model) -> list[list[int]]:
     return prompts
 
 
-def once_per_model(model: Model, what: str, measure: Callable[[], int]) -> int:
-    """The value of `measure()`, remembered for this model's weights and this description of it."""
-    key = hashlib.sha256(f"{model.fingerprint} {what}".encode()).hexdigest()[:16]
+def once_per_model(model: Model, what: str, prompts: list[list[int]], measure: Callable[[], int]) -> int:
+    """The value of `measure()`, remembered for these weights, prompts and description of it."""
+    key = hashlib.sha256(f"{model.fingerprint} {what} {prompts}".encode()).hexdigest()[:16]
     file = cache_folder() / "calibration" / f"{key}.json"
-    if file.is_file():
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: measured again
         return int(json.loads(file.read_text())["value"])
     value = measure()
     file.parent.mkdir(parents=True, exist_ok=True)

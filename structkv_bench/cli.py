@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except UsageError as error:
         return _fail(error.format_message(), 2)
+    except OSError as error:  # a full disk, a folder without permission: somewhere outside the results
+        return _fail(str(error), 2)
     return (
         _fail("interrupted; the same command goes on where this stopped", 130) if code == 130 else int(code)
     )

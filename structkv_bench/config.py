@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from structkv_bench import catalog
@@ -77,6 +77,8 @@ class Choice:
         """Whether a setting is one of this choice's."""
         return setting.group == self.group and setting.name in self.keys
 
+
+LISTS = (list[int], list[str])
 
 Menu = dict[str, list[Choice]]
 """The listed choices of each group."""
@@ -234,8 +236,9 @@ def _build(choice: Choice, point: dict[str, Any]) -> Any:
             if OmegaConf.is_missing(config, key):
                 raise UserError(f"{choice.group}.{key}: {choice.name} needs a value for it")
         return OmegaConf.to_object(config)
-    except UserError:
-        raise
+    except UserError as error:
+        about = f"{choice.group}."
+        raise UserError(f"{'' if str(error).startswith(about) else about}{error}") from error
     except Exception as error:  # whatever the class raises at a value that it does not like
         reason = str(error).partition("\n")[0]
         raise UserError(f"{choice.group}={choice.name}: {reason}") from error
@@ -243,9 +246,15 @@ def _build(choice: Choice, point: dict[str, Any]) -> Any:
 
 def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
     config: Any = OmegaConf.structured(choice.cls)
+    if choice.group == "model" and "path" in point:  # another model than the one that gave its name
+        point = {"name": point["path"], **point}
     for key, value in {**choice.values, **point}.items():
         if key not in choice.keys:
             continue
+        if get_type_hints(choice.cls)[key] in LISTS and isinstance(value, str | int):
+            value = [value]  # task.subset=vt
+        if key in point and value == MISSING:
+            raise UserError(f"{choice.group}.{key}: give a value, not {MISSING}")
         try:
             config = OmegaConf.merge(config, {key: value})
         except OmegaConfBaseException as error:
@@ -255,6 +264,9 @@ def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
 
 
 def _type_name(hint: Any) -> str:
+    """How an error names a type."""
+    if hint in LISTS:
+        return f"a list such as {'[2048,4096]' if hint == list[int] else '[vt,cwe]'}"
     return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")
 
 

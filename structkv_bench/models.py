@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from structkv_bench import gguf
+from structkv_bench.catalog import choices
 from structkv_bench.engine.attention import IMPLEMENTATION, Step
 from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.model_spec import ModelSpec
+from structkv_bench.paths import expanded
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.shape import ModelShape
 
+SAMPLED_PLACES, SAMPLED_BYTES = 256, 4096
+"""Of each weight file, for its hash."""
 NOT_NEEDED = ["original/*", "consolidated*", "*.pth", "*.bin", "*.gguf"]
 """Copies of the weights in other formats that some hub repositories carry beside the safetensors."""
 
@@ -43,9 +48,13 @@ class Model:
             self._embed, self._head = self._module.get_input_embeddings(), self._module.lm_head
         except AttributeError as error:
             raise UserError(f"{config.model_type}: not a model of the Llama family ({error})") from error
-        expected = _stock_logits(self._module)
-        self._module.set_attn_implementation(IMPLEMENTATION)
-        _check_logits(self, expected)
+        try:
+            expected = _stock_logits(self._module)
+            self._module.set_attn_implementation(IMPLEMENTATION)
+            got = _own_logits(self)
+        except Exception as error:  # a layer that needs more than we hand it, whatever it then raises
+            raise UserError(f"{config.model_type}: not supported ({kind_and_line(error)})") from error
+        _compare(self, got, expected)
 
     @property
     def device(self) -> torch.device:
@@ -115,17 +124,46 @@ def fetch(spec: ModelSpec) -> Path:
         raise _not_to_be_had(spec, error) from error
 
 
-def inspect(spec: ModelSpec) -> tuple[TokenizerPrompts, ModelShape]:
-    """A model's tokenizer and sizes, without its weights.
+@dataclass(frozen=True)
+class Inspected:
+    """What is known of a model without its weights in memory."""
+
+    prompts: TokenizerPrompts
+    shape: ModelShape
+    identity: dict[str, str]
+    """Hashes that change when weights, config or tokenizer do."""
+
+
+def inspect(spec: ModelSpec) -> Inspected:
+    """A model's tokenizer, sizes and identity.
 
     Raises:
         UserError: as for `load`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = _from_pretrained(AutoTokenizer, spec)
-    shape = ModelShape.of(_from_pretrained(AutoConfig, spec), spec.dtype, spec.max_positions)
-    return TokenizerPrompts(tokenizer, spec.chat_template), shape
+    tokenizer, config = _from_pretrained(AutoTokenizer, spec), _from_pretrained(AutoConfig, spec)
+    try:
+        shape = ModelShape.of(config, spec.dtype, spec.max_positions)
+    except AttributeError as error:
+        raise UserError(f"model {spec.name}: {config.model_type} is not of the Llama family") from error
+    prompts = TokenizerPrompts(tokenizer, spec.chat_template)
+    local = _local(spec)
+    weights = file_hash(local) if local is not None else str(config._commit_hash)
+    return Inspected(prompts, shape, {"weights": weights, "tokenizer": prompts.fingerprint})
+
+
+def file_hash(folder: Path) -> str:
+    """Hash of a model folder's config and of samples of its weight files: a moment at any size."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as opened:
+            for place in range(0, size, max(size // SAMPLED_PLACES, SAMPLED_BYTES)):
+                opened.seek(place)
+                digest.update(opened.read(SAMPLED_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def load(spec: ModelSpec) -> Model:
@@ -138,7 +176,7 @@ def load(spec: ModelSpec) -> Model:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    prompts, shape = inspect(spec)
+    inspected = inspect(spec)
     device_map = spec.device_map or ("cuda" if torch.cuda.is_available() else None)
     module = _from_pretrained(
         AutoModelForCausalLM,
@@ -147,7 +185,7 @@ def load(spec: ModelSpec) -> Model:
         device_map=device_map,
         attn_implementation="sdpa",
     )
-    return Model(module, prompts, shape)
+    return Model(module, inspected.prompts, inspected.shape)
 
 
 def _local(spec: ModelSpec) -> Path | None:
@@ -155,7 +193,9 @@ def _local(spec: ModelSpec) -> Path | None:
     file = gguf.locate(spec.path)
     if file is not None:
         return gguf.converted(file, spec.dtype, spec.sha256)
-    folder = Path(spec.path).expanduser()
+    folder = expanded(spec.path)
+    if folder.is_dir() and spec.sha256 is not None:
+        raise UserError(f"model {spec.name}: sha256 is that of a single file, and {spec.path} is a folder")
     return folder if folder.is_dir() else None
 
 
@@ -177,9 +217,10 @@ def _from_pretrained(kind: Any, spec: ModelSpec, **settings: Any) -> Any:
 
 
 def _not_to_be_had(spec: ModelSpec, error: Exception) -> UserError:
+    how = f"model={spec.name}" if spec.name in choices("model") else f"model=custom model.path={spec.path}"
     return UserError(
         f"model {spec.name}: {spec.path} is no local folder, and not in the cache or not readable "
-        f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch model={spec.name}"
+        f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch {how}"
     )
 
 
@@ -203,12 +244,8 @@ def _stock_logits(module: Any) -> Tensor:
         return module(ids).logits[0, CHECKED_TOKENS - 1 :].float()  # type: ignore[no-any-return]
 
 
-def _check_logits(model: Model, expected: Tensor) -> None:
-    """Refuse a model whose layers do more than the engine's loop knows of.
-
-    Raises:
-        UserError: prefill or decode gives other logits than the stock forward.
-    """
+def _own_logits(model: Model) -> Tensor:
+    """The same logits through our loop: a prefill, then tokens one by one."""
     from structkv_bench.engine.decode import Batch
     from structkv_bench.engine.method import Compressor
     from structkv_bench.engine.prefill import prefill
@@ -217,13 +254,22 @@ def _check_logits(model: Model, expected: Tensor) -> None:
     with torch.inference_mode():
         [row] = prefill(model, ids[:CHECKED_TOKENS], [Compressor()])
         if row.error is not None or row.logits is None:
-            raise UserError(f"{model._module.config.model_type}: the engine can't drive this model")
+            raise RuntimeError(row.error)
         got = [row.logits]
         batch = Batch(model, [row], room=CONTINUED_TOKENS)
         for token in ids[CHECKED_TOKENS:]:
             got.append(batch.forward(torch.tensor([[token]], device=model.device))[0])
+    return torch.stack(got)
+
+
+def _compare(model: Model, got: Tensor, expected: Tensor) -> None:
+    """Refuse a model whose forward does more than the engine's loop knows of.
+
+    Raises:
+        UserError: prefill or decode gives other logits than the stock forward.
+    """
     tolerance = 1e-3 if model._embed.weight.dtype == torch.float32 else 0.05
-    off = (torch.stack(got) - expected.to(got[0].device)).abs().max() / expected.abs().max()
+    off = (got - expected.to(got.device)).abs().max() / expected.abs().max()
     if not off <= tolerance:
         raise UserError(
             f"{model._module.config.model_type}: our layer loop gives other logits than the stock model "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from structkv_bench.errors import UserError, one_line
 GROUPS = ("model", "method", "task")
 KEYS = (*GROUPS, "protocol", "experiment", "results_dir")
 """What an override may set, or set something of."""
+PLAIN = re.compile(r"([\w.]+)=([^=,\[\]{}()'\"$\\]+)")
+"""An override whose value has nothing that Hydra's grammar gives a meaning to."""
 LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP)
 
 
@@ -78,14 +81,19 @@ def _setting(text: str) -> Setting:
     try:
         override = OverridesParser.create().parse_overrides([text])[0]
     except HydraException as error:
+        plain = PLAIN.fullmatch(text)
+        if plain:  # a path from ~, or letters that Hydra's grammar has no name for
+            return _known(Setting(plain[1], (plain[2],)), text)
         why = one_line(str(error).partition("\nSee https://")[0])
         raise UserError(
             f"{one_line(text)}: not of the form key=value; quote a value with special characters ({why})"
         ) from error
-    key = override.key_or_group
-    setting = Setting(key, _values(override))
+    return _known(Setting(override.key_or_group, _values(override)), text)
+
+
+def _known(setting: Setting, text: str) -> Setting:
     if setting.group not in KEYS or (setting.name and setting.group not in GROUPS):
-        raise UserError(f"{key or text}: unknown; {offer(setting.group, KEYS)}")
+        raise UserError(f"{setting.key or text}: unknown; {offer(setting.group, KEYS)}")
     return setting
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,14 @@ class TokenizerPrompts:
     tokenizer: Any
     chat_template: bool = True
     """Wrap prompts in the tokenizer's chat template, if it has one."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that makes ids out of a prompt: vocabulary, rules and chat template."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else sorted(self.tokenizer.get_vocab().items())
+        template = self.tokenizer.chat_template if self.chat_template else None
+        return hashlib.sha256(repr((rules, template)).encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """Token ids without special tokens."""

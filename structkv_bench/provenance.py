@@ -14,7 +14,8 @@ from typing import Any
 
 import structkv_bench
 
-PACKAGES = ("structkv-bench", "torch", "transformers")
+PACKAGES = ("structkv-bench", "torch", "transformers", "tokenizers", "numpy", "wonderwords", "nltk")
+"""Whose versions a prediction may depend on."""
 
 
 def provenance(device: str | None = None) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -17,29 +15,20 @@ from structkv_bench.config import Setup
 from structkv_bench.engine.decode import Generated, decode
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.prefill import Prefilled, prefill
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, kind_and_line
+from structkv_bench.jobs import Job, prepare, prompt_hash
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Model
-from structkv_bench.plan import Cell, Group, plan
-from structkv_bench.prompts import TokenizerPrompts
+from structkv_bench.plan import Cell, plan
 from structkv_bench.provenance import provenance
-from structkv_bench.shape import ModelShape
-from structkv_bench.store import CellStore, Store
+from structkv_bench.store import Store
 from structkv_bench.task import Sample
 
-
-@dataclass
-class Job:
-    """One sample, and the cells of its group that have no row of it yet."""
-
-    group: Group
-    sample: Sample
-    prompt_tokens: int
-    cells: list[Cell]
+Row = dict[str, Any]
 
 
 def run(setups: Sequence[Setup]) -> int:
-    """Run all that the store does not hold yet; the number of rows that failed, now or before.
+    """Run all that the store does not hold yet; the number of rows that failed.
 
     Everything that can be refused is refused before the first row is written.
 
@@ -48,9 +37,12 @@ def run(setups: Sequence[Setup]) -> int:
     """
     store = Store(setups[0].results_dir)
     store.check_writable()
-    jobs = list(_jobs(plan(setups), store))
+    jobs = prepare(plan(setups), store)
     failed = 0
-    with _progress() as progress:
+    with (
+        store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),
+        _progress() as progress,
+    ):
         bar = progress.add_task("samples", total=sum(job.prompt_tokens for job in jobs))
         for model, methods, job in _with_models(jobs, store):
             rows = run_sample(model, job.sample, job.cells, methods)
@@ -61,29 +53,43 @@ def run(setups: Sequence[Setup]) -> int:
     return failed
 
 
-def run_sample(
-    model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]
-) -> list[dict[str, Any]]:
-    """One row per cell; what a method raises fails its own row alone."""
-    context, question = model.prompts.parts(sample)
-    ids = context + question
+def run_sample(model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]) -> list[Row]:
+    """One row per cell; what a method raises fails its own row alone.
+
+    Where a fault can't be laid to one method (out of memory, say, or in a decode batch), each runs again
+    by itself.
+    """
     try:
-        compressors = [method.compressor(len(context), model.shape.layers) for method in methods]
-        prefilled = prefill(model, context, compressors)
-        facts = [_facts(model, result) for result in prefilled]
-        errors = [result.error for result in prefilled]
-        going = [place for place, error in enumerate(errors) if error is None]
-        newline = model.prompts.newline_ids() if sample.stop_at_newline else frozenset()
-        rows = [prefilled[place] for place in going]
-        decoded = decode(model, rows, sample.max_new_tokens, newline, question)
-        answers = dict(zip(going, decoded, strict=True))
-        return [
-            _row(model, sample, ids, cell, facts[place], answers.get(place), errors[place])
-            for place, cell in enumerate(cells)
-        ]
-    except Exception:  # out of memory, say: every row of this sample fails, the next samples go on
-        error = traceback.format_exc()
-        return [_row(model, sample, ids, cell, {}, None, error) for cell in cells]
+        rows = _run_group(model, sample, cells, methods)
+        json.dumps(rows, allow_nan=False)  # what a plug-in reports must be plain numbers and text
+        return rows
+    except Exception:
+        if len(cells) == 1:
+            ids = [id for part in model.prompts.parts(sample) for id in part]
+            return [_row(model, sample, ids, cells[0], {}, None, traceback.format_exc())]
+    return [
+        row
+        for cell, method in zip(cells, methods, strict=True)
+        for row in run_sample(model, sample, [cell], [method])
+    ]
+
+
+def _run_group(model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]) -> list[Row]:
+    """One prefill and one decode for all; a method that fails while choosing entries has left the group."""
+    context, question = model.prompts.parts(sample)
+    compressors = [method.compressor(len(context), model.shape.layers) for method in methods]
+    prefilled = prefill(model, context, compressors)
+    facts = [_facts(model, result) for result in prefilled]
+    errors = [result.error for result in prefilled]
+    going = [place for place, error in enumerate(errors) if error is None]
+    newline = model.prompts.newline_ids() if sample.stop_at_newline else frozenset()
+    rows = [prefilled[place] for place in going]
+    decoded = decode(model, rows, sample.max_new_tokens, newline, sample.min_new_tokens, question)
+    answers = dict(zip(going, decoded, strict=True))
+    return [
+        _row(model, sample, context + question, cell, facts[place], answers.get(place), errors[place])
+        for place, cell in enumerate(cells)
+    ]
 
 
 def _facts(model: Model, result: Prefilled) -> dict[str, Any]:
@@ -136,66 +142,6 @@ def _row(
     return row
 
 
-def prompt_hash(ids: list[int]) -> str:
-    """Hash of a prompt's token ids."""
-    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-
-
-def _jobs(groups: Sequence[Group], store: Store) -> Iterator[Job]:
-    """Every sample with work left, each checked against the model and the methods."""
-    inspected: dict[ModelSpec, tuple[TokenizerPrompts, ModelShape]] = {}
-    for group in groups:
-        if group.model not in inspected:
-            inspected[group.model] = models.inspect(group.model)
-        prompts, shape = inspected[group.model]
-        if group.length > shape.max_positions:
-            raise UserError(models.too_long(group.model, shape, group.length))
-        done = {cell.key: _done(store.cell(cell)) for cell in group.cells}
-        for sample in group.task.build(group.subtask, group.length, prompts):
-            context, question = prompts.parts(sample)
-            ids = context + question
-            _check(group, sample, len(context), len(question), shape)
-            left = [cell for cell in group.cells if not _has(done[cell.key], sample, ids, cell)]
-            if left:
-                yield Job(group, sample, len(ids), left)
-
-
-def _done(cell: CellStore) -> dict[str, str]:
-    """Prompt hashes of the samples that need no other run: failed ones are tried again."""
-    return {id: row["prompt_sha256"] for id, row in cell.rows().items() if row["status"] == "ok"}
-
-
-def _has(done: dict[str, str], sample: Sample, ids: list[int], cell: Cell) -> bool:
-    if sample.id not in done:
-        return False
-    if done[sample.id] != prompt_hash(ids):
-        raise UserError(
-            f"{cell.folder}: sample {sample.id} was run with another prompt (other essays or tokenizer?); "
-            "give another results_dir or move that folder away"
-        )
-    return True
-
-
-def _check(group: Group, sample: Sample, context: int, question: int, shape: ModelShape) -> None:
-    """Refuse a sample that the model or a method can't take.
-
-    Raises:
-        UserError: the prompt and its answer don't fit, or a budget is too small for the prompt.
-    """
-    where = f"{group.subtask} at {group.length}, sample {sample.id}"
-    needed = context + question + sample.max_new_tokens
-    if needed > shape.max_positions:
-        raise UserError(
-            f"{where}: prompt and answer room take {needed} tokens, "
-            f"model {group.model.name} has {shape.max_positions} positions"
-        )
-    for cell in group.cells:
-        try:
-            cell.method.compressor(context, shape.layers)
-        except UserError as error:
-            raise UserError(f"{cell.method_name} on {where}: {error}") from error
-
-
 def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, list[Method], Job]]:
     """Jobs with their model, loaded once while it is needed, and the methods calibrated to it."""
     spec: ModelSpec | None = None
@@ -204,12 +150,19 @@ def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, lis
     for job in jobs:
         if spec != job.group.model:
             model, spec, methods = models.load(job.group.model), job.group.model, {}
-            origin = provenance(str(model.device)) | {"model_fingerprint": model.fingerprint}
+            origin = provenance(str(model.device)) | {"model": job.model.identity}
         for cell in job.cells:
             if cell.key not in methods:
-                methods[cell.key] = cell.method.calibrated(model)
+                methods[cell.key] = _calibrated(cell, model)
                 store.cell(cell).begin(origin)
         yield model, [methods[cell.key] for cell in job.cells], job
+
+
+def _calibrated(cell: Cell, model: Model) -> Method:
+    try:
+        return cell.method.calibrated(model)
+    except Exception as error:
+        raise UserError(f"{cell.method_name}: can't be calibrated: {kind_and_line(error)}") from error
 
 
 def _progress() -> Progress:

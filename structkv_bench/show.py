@@ -26,14 +26,14 @@ def show(setups: Sequence[Setup]) -> str:
     """
     pages = []
     for group in plan(setups):
-        prompts, shape = models.inspect(group.model)
-        if group.length > shape.max_positions:
-            raise UserError(models.too_long(group.model, shape, group.length))
-        sample = group.task.build(group.subtask, group.length, prompts)[0]
-        context, question = prompts.parts(sample)
-        text = prompts.tokenizer.decode(context + question)
+        model = models.inspect(group.model)
+        if group.length > model.shape.max_positions:
+            raise UserError(models.too_long(group.model, model.shape, group.length))
+        sample = group.task.build(group.subtask, group.length, model.prompts)[0]
+        context, question = model.prompts.parts(sample)
+        text = model.prompts.tokenizer.decode(context + question)
         pages.append(_prompt_page(group.cells[0], sample, text, len(context) + len(question)))
-        pages += [_cell_page(cell, len(context), shape) for cell in group.cells]
+        pages += [_cell_page(cell, len(context), model.shape) for cell in group.cells]
     return "\n\n".join(pages)
 
 
@@ -53,12 +53,13 @@ def _cell_page(cell: Cell, tokens: int, shape: ModelShape) -> str:
     kept = cell.method.layer_entries(tokens, shape.layers)
     everything = [tokens] * shape.layers
     flops, full_flops = shape.prefill_flops(processed), shape.prefill_flops(everything)
-    held, full_held = shape.kv_bytes(kept), shape.kv_bytes(everything)
+    copies = cell.method.stored_heads(shape.heads, shape.kv_heads) / shape.kv_heads
+    held, full_held = shape.kv_bytes(kept) * copies, shape.kv_bytes(everything)
     lines = [
         f"--- method {cell.method_name}, cell {cell.key}",
         yaml.safe_dump(cell.config, sort_keys=False, allow_unicode=True).rstrip(),
-        f"entries kept per KV head: {_by_layer(kept)}",
-        f"tokens processed:         {_by_layer(processed)}",
+        f"entries kept per stored head, at most: {_by_layer(kept)}",
+        f"tokens processed, at most:             {_by_layer(processed)}",
         f"estimated prefill: {flops / 1e12:.2f} TFLOP, {100 * flops / full_flops:.1f} % of full",
         f"estimated decode:  {shape.decode_flops(kept) / 1e9:.2f} GFLOP a token",
         f"estimated cache:   {held / 2**20:.1f} MiB, {100 * held / full_held:.1f} % of full",

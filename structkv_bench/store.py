@@ -6,19 +6,21 @@ line it was writing, and the next run cuts that line off before it goes on.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from structkv_bench.errors import UserError
+from structkv_bench.paths import expanded
 from structkv_bench.plan import Cell
 
-CELL_FILE, ROWS_FILE = "cell.json", "rows.jsonl"
+CELL_FILE, ROWS_FILE, LOCK_FILE = "cell.json", "rows.jsonl", ".lock"
 
 Row = dict[str, Any]
 
@@ -27,7 +29,7 @@ class Store:
     """A results folder."""
 
     def __init__(self, results_dir: str | Path) -> None:
-        self.path = Path(results_dir)
+        self.path = expanded(results_dir)
 
     def check_writable(self) -> None:
         """Create the folder and try a write there.
@@ -43,6 +45,25 @@ class Store:
                 os.fsync(probe.fileno())
         except OSError as error:
             raise UserError(f"results_dir={self.path}: can't be written to ({_reason(error)})") from error
+
+    @contextmanager
+    def locked(self, cells: Iterable[Cell]) -> Iterator[None]:
+        """Keep other runs from adding rows to the same cells; a lock never outlives its process.
+
+        Raises:
+            UserError: another run holds one of them.
+        """
+        with open(self.path / LOCK_FILE, "wb") as file:
+            for cell in cells:
+                try:
+                    # one byte of one file stands for each cell
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(cell.key[:12], 16))
+                except OSError as error:
+                    raise UserError(
+                        f"{self.path / cell.folder}: another run is adding rows to it; when that has ended, "
+                        "the same command does what is left"
+                    ) from error
+            yield
 
     def cell(self, cell: Cell) -> CellStore:
         """Where the rows of a cell are kept."""
@@ -60,17 +81,36 @@ class CellStore:
         """Rows by sample id; of a sample run twice the later one."""
         return read_rows(self.path)[0]
 
+    def check(self, model: dict[str, str]) -> None:
+        """Make sure that rows of this model may be added to those there are.
+
+        Rows whose cell.json was lost get a new one: its config is known, for it is hashed in the name.
+
+        Raises:
+            UserError: cell.json is damaged, or other weights or another tokenizer made the rows.
+        """
+        file = self.path / CELL_FILE
+        if not file.exists():
+            if self.rows():
+                self.begin({"model": model})
+            return
+        for session in read_about(file)["sessions"]:
+            known = session.get("model", model)
+            if known != model:
+                raise UserError(
+                    f"{self.path}: its rows are of another model than {self.cell.model.path} is now "
+                    f"({known}, not {model}); give another results_dir"
+                )
+
     def begin(self, provenance: Row) -> None:
         """Note that a session starts to add rows: what it runs, and on what.
 
         Raises:
-            UserError: the folder can't be written to, its cell.json is damaged, or another model lies
-                where the earlier rows' model lay.
+            UserError: the folder can't be written to, or its cell.json is damaged.
         """
         file = self.path / CELL_FILE
         if file.exists():
             about = read_about(file)
-            self._check_same_model(about["sessions"], provenance)
         else:
             names = {
                 "model": self.cell.model.name,
@@ -106,16 +146,6 @@ class CellStore:
         finally:
             os.close(fd)
 
-    def _check_same_model(self, sessions: list[Row], provenance: Row) -> None:
-        new = provenance.get("model_fingerprint")
-        for session in sessions:
-            old = session.get("model_fingerprint", new)
-            if old != new:
-                raise UserError(
-                    f"{self.path}: its rows are of other weights than {self.cell.model.path} has now "
-                    f"({old}, not {new}); give another results_dir"
-                )
-
     def _unwritten(self, error: OSError) -> UserError:
         return UserError(
             f"{self.path}: can't write results ({_reason(error)}); all rows so far are safe: "
@@ -135,7 +165,7 @@ def read_cells(
     Raises:
         UserError: there are no results, or a cell.json is damaged.
     """
-    root = Path(results_dir)
+    root = expanded(results_dir)
     wanted = sorted(root.glob("*")) if folders is None else [root / folder for folder in folders]
     found = [folder for folder in wanted if (folder / CELL_FILE).exists()]
     if not found:
@@ -154,6 +184,8 @@ def read_rows(folder: Path) -> tuple[dict[str, Row], int]:
     for line in lines:
         try:
             row = json.loads(line)
+            if row["status"] not in ("ok", "failed"):
+                raise ValueError
             rows[row["sample"]] = row
         except (ValueError, KeyError, TypeError):
             torn += 1
@@ -172,7 +204,11 @@ def read_about(file: Path) -> Row:
         raise UserError(f"{file}: can't be read ({_reason(error)})") from error
     except ValueError:
         about = None
-    if not isinstance(about, dict) or not about.keys() >= {"key", "names", "config", "sessions"}:
+    if (
+        not isinstance(about, dict)
+        or not about.keys() >= {"key", "names", "config", "sessions"}
+        or (not about["config"])
+    ):
         raise UserError(
             f"{file}: damaged; delete it, and the next run of this cell keeps the rows and writes it anew"
         )

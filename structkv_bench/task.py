@@ -26,6 +26,8 @@ class Sample:
     """Whether the prompt goes into the model's chat template."""
     stop_at_newline: bool = False
     """Whether the answer also ends at the token of a newline."""
+    min_new_tokens: int = 0
+    """For so many tokens no id that ends an answer may be chosen."""
     truncated_tokens: int = 0
     """How many tokens of the prompt were cut out to fit."""
     fields: dict[str, Any] = field(default_factory=dict)

@@ -235,3 +235,29 @@ def test_show_prints_its_pages(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "structkv_bench.show", fake)
     assert main(["show", "method=snapkv"]) == 0
     assert capsys.readouterr().out == "a page for snapkv\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["model.path=package://no.such/x.gguf"], "pip install"),
+        (["model=custom", "model.path=~nosuchuser/x"], "~nosuchuser/x"),
+        (["results_dir=~nosuchuser/x"], "~nosuchuser/x"),
+    ],
+)
+def test_paths_that_lead_nowhere_are_one_line(overrides, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "task.haystack=noise", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert says in error
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"GGUF")
+    assert main(["fetch", "model=custom", f"model.path={gguf}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

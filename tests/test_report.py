@@ -72,18 +72,21 @@ def test_a_cell_without_a_sample_that_worked_has_no_numbers():
     assert list(line(about(STRUCTKV), [failed(0)]).values())[5:] == [0, 1, *[None] * 6]
 
 
-def test_kv_ratio_is_the_budget_where_set_and_empty_where_there_is_none():
+def test_kv_ratio_is_empty_where_a_method_has_none_or_a_budget_instead():
     def shown(*overrides):
         return line(about(cells(*overrides)[0]), [row(0)])["kv_ratio"]
 
     assert shown("method=snapkv", "method.kv_ratio=0.2") == 0.2
-    assert shown("method=snapkv", "method.budget=16") == 16
+    assert shown("method=snapkv", "method.budget=16") is None
     assert shown("method=full") is None
+
+
+SIX = "task.subset=[niah_single_1,niah_multikey_2,niah_multikey_3,vt,cwe,fwe]"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for cell in cells("method=snapkv,full,structkv", "method.kv_ratio=0.2,0.05", "task=ruler"):
+    for cell in cells("method=snapkv,full,structkv", "method.kv_ratio=0.2,0.05", "task=ruler", SIX):
         stored(tmp_path, cell, row(0, pivot=13 if cell.method_name == "structkv" else None))
     return tmp_path
 
@@ -160,3 +163,13 @@ def test_what_all_rows_of_a_narrow_table_share_stands_above_it(tmp_path):
     for cell in cells("method=full,streaming_llm"):
         stored(tmp_path, cell, row(0))
     assert render(results(tmp_path)[0], Format.TABLE, 80).startswith("model: smollm2_135m\n")
+
+
+def test_cells_that_differ_look_different():
+    """Settings other than a choice's own defaults stand behind its name, a budget among them."""
+    overrides = ["method.heads=kv,query", "method.budget=null,100", "task.seed=42,7"]
+    names = [line(about(c), [row(0)]) for c in cells("method=snapkv", *overrides)]
+    shown = {(one["method"], one["task"]) for one in names}
+    methods = ["snapkv", "snapkv budget=100", "snapkv heads=query", "snapkv budget=100 heads=query"]
+    tasks = ["niah_essay", "niah_essay seed=7"]
+    assert shown == {(method, task) for method in methods for task in tasks}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ import pytest
 
 from structkv_bench import models, runner
 from structkv_bench.cli import main
+from structkv_bench.config import compose
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
+from structkv_bench.plan import plan
+from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.store import CELL_FILE, ROWS_FILE
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, tiny
 
 MEASURED = {"prefill_s", "decode_s"}
 """What differs between two runs of the same thing."""
@@ -73,7 +76,7 @@ def test_a_run_fills_a_row_per_sample_and_cell(model_folder: Path, tmp_path: Pat
             assert row["kept_entries"] == [2 * kept] * 4
             assert (row["pivot"] is None) == (".structkv" not in folder)
     about = json.loads(next(tmp_path.glob(f"*/{CELL_FILE}")).read_text())
-    assert about["sessions"][0]["model_fingerprint"]
+    assert set(about["sessions"][0]["model"]) == {"weights", "tokenizer"}
     assert "structkv" in capsys.readouterr().out
 
 
@@ -227,15 +230,51 @@ def test_what_can_be_refused_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_weights_in_the_same_place_are_refused(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
-    """A model folder whose weights changed never adds rows to those of the old ones."""
-    main(overrides(model_folder, tmp_path, "method=full", "task.samples=2"))
-    file = next(tmp_path.glob(f"*/{CELL_FILE}"))
-    about = json.loads(file.read_text())
-    about["sessions"][0]["model_fingerprint"] = "anotherone"
-    file.write_text(json.dumps(about))
-    assert main(overrides(model_folder, tmp_path, "method=full")) == 2
-    assert "other weights" in capsys.readouterr().err
+def test_other_weights_in_the_same_place_are_refused(tmp_path: Path, capsys: Any) -> None:
+    """A model folder whose weights changed never adds to the old ones' rows, nor passes them for its own."""
+    model = save_tiny(tmp_path / "model")
+    assert main(overrides(model, tmp_path / "results", "method=full")) == 0
+    tiny(seed=1).stock.save_pretrained(model)
+    for samples in ("5", "6"):
+        chosen = overrides(model, tmp_path / "results", "method=full", f"task.samples={samples}")
+        assert main(chosen) == 2
+        assert "its rows are of another model" in capsys.readouterr().err
+
+
+def test_a_lost_cell_json_is_written_anew(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Rows are never orphaned: the next run of the cell gives them their config back, damage is named."""
+    chosen = overrides(model_folder, tmp_path, "method=full")
+    main(chosen)
+    [file] = tmp_path.glob(f"*/{CELL_FILE}")
+    config = json.loads(file.read_text())["config"]
+    file.write_text("{")
+    assert main(chosen) == 2
+    assert "damaged; delete it" in capsys.readouterr().err
+    file.unlink()
+    assert main(chosen) == 0
+    assert json.loads(file.read_text())["config"] == config
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_two_runs_never_add_rows_to_one_cell(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """The second one is told so at once, and other cells of the folder are free."""
+    chosen = overrides(model_folder, tmp_path, "method=snapkv")
+    code = (
+        "import sys; from structkv_bench.config import compose; from structkv_bench.plan import plan; "
+        "from structkv_bench.store import Store; setups = compose(sys.argv[2:]); "
+        "store = Store(setups[0].results_dir); store.check_writable(); "
+        "held = store.locked(plan(setups)[0].cells); held.__enter__(); print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, *chosen], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert main(chosen) == 2
+    assert "another run is adding rows" in capsys.readouterr().err
+    assert main(overrides(model_folder, tmp_path, "method=full")) == 0
+    holder.communicate(b"\n")
+    assert main(chosen) == 0
 
 
 def test_rows_of_another_prompt_are_refused(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -260,19 +299,76 @@ def test_show_prints_prompt_budgets_and_work(model_folder: Path, tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_whole_sample_that_fails_fails_every_row(
+@dataclass(frozen=True)
+class Breaks(Method):
+    """A plug-in method that fails in the place it is told."""
+
+    where: str = "step"
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        return _Breaks(self.where)
+
+
+class _Breaks(Compressor):
+    evicts_in_decode = True
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        if where == "attention":
+            self.attention = self._fail
+
+    def _fail(self, *_: Any) -> Any:
+        raise ZeroDivisionError("out of luck")
+
+    def keep_kv(self, layer: LayerView) -> Any:
+        return layer.positions if self.where == "shape" else None  # [tokens], not [heads, tokens]
+
+    def step(self, *_: Any) -> None:
+        if self.where == "step":
+            self._fail()
+
+    def facts(self) -> dict[str, Any]:
+        return {"found": float("nan") if self.where == "facts" else 1.0}
+
+
+@pytest.mark.parametrize("where", ["step", "attention", "shape", "facts"])
+def test_a_fault_anywhere_in_a_method_fails_its_own_rows_alone(
+    model_folder: Path, tmp_path: Path, where: str
+) -> None:
+    """Decode, own attention, a malformed index, numbers that JSON lacks: the others' rows are as alone."""
+    model = models.load(compose(overrides(model_folder, tmp_path)[1:])[0].model)
+    cells = plan(compose(overrides(model_folder, tmp_path, "method=full,snapkv")[1:]))[0].cells
+    [sample] = cells[0].task.build("niah_noise", 700, model.prompts)[:1]
+    group = [cells[0], replace(cells[0], method=Breaks(where=where)), cells[1]]
+    full, broken, snapkv = runner.run_sample(model, sample, group, [cell.method for cell in group])
+    assert (full["status"], broken["status"], snapkv["status"]) == ("ok", "failed", "ok")
+    expected = "ValueError" if where in ("shape", "facts") else "ZeroDivisionError"
+    assert expected in broken["error"]
+    for row, cell in ((full, cells[0]), (snapkv, cells[1])):
+        [alone] = runner.run_sample(model, sample, [cell], [cell.method])
+        assert row["generated_ids"] == alone["generated_ids"]
+
+
+def test_out_of_memory_in_the_shared_pass_is_tried_method_by_method(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory in the shared pass: rows with the traceback, and the next samples go on."""
-    embed, calls = models.Model.embed, []
+    """A sample that can't be run at all is failed rows with the traceback, and the next samples go on."""
+    parts, prompts = TokenizerPrompts.parts, []
 
-    def once_too_large(self: models.Model, ids: Any) -> Any:
-        calls.append(ids.shape)
-        if sum(shape[1] == 694 for shape in calls) == 2 and ids.shape[1] == 694:
+    def second_too_large(self: TokenizerPrompts, sample: Any) -> Any:
+        prompts.append(sample.id)
+        return parts(self, sample)
+
+    embed = models.Model.embed
+
+    def embedding(self: models.Model, ids: Any) -> Any:
+        if prompts and prompts[-1] == "0001" and ids.shape[1] == 694:
             raise MemoryError("694 tokens")
         return embed(self, ids)
 
-    monkeypatch.setattr(models.Model, "embed", once_too_large)
+    monkeypatch.setattr(TokenizerPrompts, "parts", second_too_large)
+    monkeypatch.setattr(models.Model, "embed", embedding)
     assert main(overrides(model_folder, tmp_path)) == 1
     for rows in rows_of(tmp_path).values():
         assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok", "ok"]
+        assert "MemoryError: 694 tokens" in rows[1]["error"]

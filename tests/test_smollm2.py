@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,9 @@ def test_full_cache_answers_niah_single_1(smollm2: Model) -> None:
 
 @needs_model
 @needs_essays
-def test_online_pivot_is_the_calibrated_one_on_noise_and_essays(smollm2: Model) -> None:
+def test_online_pivot_is_the_calibrated_one_on_noise_and_essays(
+    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Layer 13 of 30, at least 9 of 10 times: nearly independent of the prompt, as the paper says."""
     prompts = samples(smollm2, "task=ruler", "task.subset=[niah_single_1]", "task.samples=5")
     # the second round of depths starts at other essays
@@ -61,4 +64,5 @@ def test_online_pivot_is_the_calibrated_one_on_noise_and_essays(smollm2: Model) 
         [row] = prefill(smollm2, ids, [method.compressor(len(ids), 30)])
         pivots.append(row.compressor.facts()["pivot"])
     assert pivots.count(13) >= 9, pivots
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # measured here, not remembered
     assert replace(method, pivot="calibrated").calibrated(smollm2) == replace(method, pivot=13)

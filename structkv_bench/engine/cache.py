@@ -28,7 +28,16 @@ class LayerCache:
         return cls(keys, values, positions.expand(keys.shape[0], -1))
 
     def kept(self, index: Tensor) -> LayerCache:
-        """A copy of the entries `index` [heads or a multiple, kept]; the rest can be freed."""
+        """A copy of the entries `index` [heads or a multiple, kept]; the rest can be freed.
+
+        Raises:
+            ValueError: the index has another form.
+        """
+        if index.dim() != 2 or not index.shape[0] or index.shape[0] % self.keys.shape[0]:
+            raise ValueError(
+                f"entries to keep are indices [heads, kept] with {self.keys.shape[0]} heads or a multiple, "
+                f"not {list(index.shape)}"
+            )
         copies = index.shape[0] // self.keys.shape[0]
         head = torch.arange(index.shape[0], device=index.device)[:, None] // copies
         return LayerCache(self.keys[head, index], self.values[head, index], self.positions[head, index])

@@ -6,6 +6,7 @@ nearly equal length, each packed into one buffer, so that a short cache never pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -137,15 +138,15 @@ class _OwnedBucket(_Bucket):
         return torch.cat(steps, dim=2)
 
     def _attend_one(self, new: Projected, at: Tensor) -> Tensor:
-        layer, query = new.layer, new.query[0]
+        layer = new.layer
         if self.owner.attention is None:
             out = super().attend(new, at)
         else:
             self._append(layer, new.key, new.value, at)
-            out = self.owner.attention(query, at[0], self.cache(layer), new.scaling, self.rotate)[None]
+            out = self.owner.attention(new, at[0], self.cache(layer), self.rotate)[None]
         if self.owner.evicts_in_decode:
             cache = self.cache(layer)
-            self.owner.step(layer, query, cache, new.scaling)
+            self.owner.step(new, cache)
             entries = self.filled[layer] = cache.entries
             self.keys[layer][0, :, :entries] = cache.keys
             self.values[layer][0, :, :entries] = cache.values
@@ -224,6 +225,7 @@ def decode(
     rows: Sequence[Prefilled],
     max_new_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
+    min_new_tokens: int = 0,
     question: Sequence[int] = (),
 ) -> list[Generated]:
     """Continue every row greedily to a stop id or `max_new_tokens`; takes the rows' caches over.
@@ -233,7 +235,11 @@ def decode(
         rows: from `prefill`, none with an error.
         max_new_tokens: at most this many for each row.
         stop_ids: ids that end an answer beside the model's own.
+        min_new_tokens: for so many tokens the best one that is no stop id is taken.
         question: tokens that every row is fed first, over its compressed cache.
+
+    Raises:
+        FloatingPointError: logits of a row are not finite.
     """
     if not rows:
         return []
@@ -248,6 +254,8 @@ def decode(
         results = [Generated([], float("inf"), 0.0, 0) for _ in rows]
         places = list(range(len(rows)))
         while places:
+            if len(results[places[0]].ids) < min_new_tokens:  # rows that go on have equally many
+                logits[:, sorted(stop_ids)] = -torch.inf
             chosen, going_on = _greedy(logits), []
             for i, place in enumerate(places):
                 if _extend(results[place], *chosen[i], stop_ids, max_new_tokens):
@@ -266,10 +274,17 @@ def decode(
 
 
 def _greedy(logits: Tensor) -> list[tuple[int, float]]:
-    """Best token of each row and its lead over the second; of equals, the lowest id."""
+    """Best token of each row and its lead over the second; of equals, the lowest id.
+
+    Raises:
+        FloatingPointError: a row has overflowed.
+    """
     best = logits.argmax(-1)
     top = logits.topk(2, dim=-1).values
-    return list(zip(best.tolist(), (top[:, 0] - top[:, 1]).tolist(), strict=True))
+    margins = (top[:, 0] - top[:, 1]).tolist()
+    if not all(map(math.isfinite, margins)):
+        raise FloatingPointError("logits are not finite")
+    return list(zip(best.tolist(), margins, strict=True))
 
 
 def _extend(row: Generated, token: int, margin: float, stop_ids: frozenset[int], limit: int) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.errors import UserError
 
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 class Attention(Protocol):
     """An attention other than the causal one; methods with equal ones (dataclasses) share a prefill."""
 
-    def __call__(
-        self, query: Tensor, at: Tensor, cache: LayerCache, scaling: float, rotate: Rotate
-    ) -> Tensor:
-        """Attention output of queries [heads, n, head_dim] at positions `at` [n] over the cache's entries."""
+    def __call__(self, new: Projected, at: Tensor, cache: LayerCache, rotate: Rotate) -> Tensor:
+        """Attention output [heads, n, head_dim] of the queries of `new`, a batch of one, over a cache.
+
+        Args:
+            new: queries, scaling and sliding window; its keys and values are in the cache already.
+            at: [n], the queries' ascending positions.
+            cache: the entries that there are.
+            rotate: turns rotary vectors on.
+        """
 
 
 class Rotate(Protocol):
@@ -52,14 +58,12 @@ class Compressor:
         """Which tokens go on to the next layer: ascending indices [kept] into this layer's; None: all."""
         return None
 
-    def step(self, layer: int, query: Tensor, cache: LayerCache, scaling: float) -> None:
+    def step(self, new: Projected, cache: LayerCache) -> None:
         """After a decode step's attention: drop entries of this layer's cache (`cache.keep`).
 
         Args:
-            layer: the layer's number.
-            query: [heads, 1, head_dim], post-RoPE, of the newest entry, which is the cache's last.
-            cache: what the query has just attended to; its bounds are the method's affair from here on.
-            scaling: factor of the attention logits.
+            new: the newest token, a batch of one; its entry is the cache's last.
+            cache: what its query has just attended to; the cache's bounds are the method's affair.
         """
 
     def facts(self) -> dict[str, Any]:
@@ -84,8 +88,12 @@ class Method(ABC):
         return [prompt_tokens] * layers
 
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
-        """Entries that each layer keeps per KV head."""
+        """Entries that each layer keeps per stored head."""
         return [prompt_tokens] * layers
+
+    def stored_heads(self, heads: int, kv_heads: int) -> int:
+        """Heads that each layer stores, of so many query and KV heads."""
+        return kv_heads
 
     def calibrated(self, model: Model) -> Method:
         """This method with what it learns once per model filled in; itself if there is nothing."""
@@ -107,11 +115,15 @@ class Budgeted(Method):
             raise UserError(f"budget={self.budget}: give at least 1 entry")
 
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
-        """The same budget in each layer."""
-        return [self.entries(prompt_tokens)] * layers
+        """The same budget in each layer, and no more than there is."""
+        return [
+            min(self.entries(prompt_tokens), tokens) for tokens in self.layer_tokens(prompt_tokens, layers)
+        ]
 
     def entries(self, prompt_tokens: int, protected: int = 0) -> int:
-        """Entries a layer keeps per head, `protected` (window, sinks) included: int(N * kv_ratio) as all do.
+        """Entries a layer holds per head, `protected` (window, sinks) included: int(N * kv_ratio) as all do.
+
+        A budget above the prompt's length stands as it is, for methods that go on while decoding.
 
         Raises:
             UserError: the budget leaves no room beside the protected entries.
@@ -123,7 +135,7 @@ class Budgeted(Method):
 
 
 def check_entries(setting: str, entries: int, tokens: int, protected: int) -> int:
-    """`entries`, at most all `tokens`, as what `setting` says to keep of them.
+    """`entries`, as what `setting` says to keep of `tokens`.
 
     Raises:
         UserError: it leaves no room beside the `protected` ones.
@@ -133,7 +145,7 @@ def check_entries(setting: str, entries: int, tokens: int, protected: int) -> in
             f"{setting} keeps {entries} of {tokens} prompt tokens, not more than the {protected} that "
             f"this method always keeps: raise it above {protected}/{tokens}"
         )
-    return min(entries, tokens)
+    return entries
 
 
 def check_ratio(name: str, ratio: float) -> None:

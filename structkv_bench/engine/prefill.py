@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -91,7 +91,7 @@ class _PrefillStep:
         if branch.attention is None:
             out = causal_attention(projected, positions)
         else:
-            out = _own_attention(branch.attention, view, self.model)
+            out = _own_attention(branch.attention, projected, positions, self.model)
         started = now(out)
         for member in branch.members:
             _choose(member, view)
@@ -157,14 +157,17 @@ def _choose(member: Prefilled, view: LayerView) -> None:
     member.seconds += now(view.query) - started + view.borrowed_s
 
 
-def _own_attention(attention: Attention, view: LayerView, model: Model) -> Tensor:
+def _own_attention(attention: Attention, projected: Projected, positions: Tensor, model: Model) -> Tensor:
     """A method's own attention over the prompt, in blocks of queries: [1, heads, tokens, head_dim]."""
     blocks = []
-    for start in range(0, view.tokens, ATTENTION_BLOCK):
-        stop = min(start + ATTENTION_BLOCK, view.tokens)
-        cache = LayerCache.of_tokens(view.key[:, :stop], view.value[:, :stop], view.positions[:stop])
-        at = view.positions[start:stop]
-        blocks.append(attention(view.query[:, start:stop], at, cache, view.scaling, model.rotate))
+    tokens = positions.shape[0]
+    for start in range(0, tokens, ATTENTION_BLOCK):
+        stop = min(start + ATTENTION_BLOCK, tokens)
+        cache = LayerCache.of_tokens(
+            projected.key[0, :, :stop], projected.value[0, :, :stop], positions[:stop]
+        )
+        block = replace(projected, query=projected.query[:, :, start:stop])
+        blocks.append(attention(block, positions[start:stop], cache, model.rotate))
     return torch.cat(blocks, dim=1)[None]
 
 

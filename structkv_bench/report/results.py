@@ -7,10 +7,12 @@ import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from statistics import mean, median, mode
 from typing import Any
 
+from structkv_bench.catalog import conf_dir
 from structkv_bench.store import Row, read_cells
 
 Line = dict[str, Any]
@@ -18,6 +20,7 @@ Line = dict[str, Any]
 
 DECIMALS = {"score": 2, "kv_bytes_pct": 2, "prefill_pct": 2, "prefill_s": 3, "decode_s": 3}
 TEXT = ("model", "method", "task")
+OWN_COLUMN = {"kv_ratio", "_target_"}
 SHAREABLE = ("model", "task", "length", "n", "failed")
 """Columns that a narrow table states once if all its rows agree."""
 
@@ -47,7 +50,7 @@ def results(results_dir: str | Path, folders: Iterable[str] | None = None) -> tu
         torn += damaged
     if folders is None:
         order = ("model", "task", "length", "method", "kv_ratio")
-        lines.sort(key=lambda one: tuple(one[name] or 0 for name in order))
+        lines.sort(key=lambda one: [(one[name] is not None, one[name]) for name in order])
     failed = sum(one["failed"] for one in lines)
     notes = [
         f"{failed} failed samples are not in the means; the same run command tries them again"
@@ -69,9 +72,9 @@ def line(about: Row, rows: Sequence[Row]) -> Line:
 
     columns = {
         "model": about["names"]["model"],
-        "method": about["names"]["method"],
-        "kv_ratio": method.get("budget") or method.get("kv_ratio"),
-        "task": config["subtask"],
+        "method": _named("method", about["names"]["method"], method, about["names"]["method"]),
+        "kv_ratio": None if method.get("budget") else method.get("kv_ratio"),
+        "task": _named("task", about["names"]["task"], config["task"], config["subtask"]),
         "length": config["length"],
         "n": len(ok),
         "failed": len(rows) - len(ok),
@@ -86,6 +89,28 @@ def line(about: Row, rows: Sequence[Row]) -> Line:
         name: round(value, DECIMALS[name]) if name in DECIMALS and value is not None else value
         for name, value in columns.items()
     }
+
+
+def _named(group: str, choice: str, settings: Row, shown: str) -> str:
+    """A name with the settings that are not those of its config: cells that differ look different."""
+    defaults = _defaults(group, choice)
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if key in defaults.keys() - OWN_COLUMN and value != defaults[key] and str(value) not in shown
+    }
+    return " ".join([shown, *(f"{key}={value}" for key, value in changed.items())])
+
+
+@cache
+def _defaults(group: str, choice: str) -> Row:
+    import yaml
+
+    file = conf_dir() / group / f"{choice}.yaml"
+    if not file.is_file():  # a class of the user's
+        return {}
+    values: Row = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return values
 
 
 def render(lines: Sequence[Line], format: Format, width: int | None = None) -> str:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.decode import Batch, decode
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
+from structkv_bench.engine.prefill import _own_attention
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.scoring import best_and_last
@@ -52,6 +54,18 @@ def test_each_stop_id_stops(llama: Tiny, stop_at: int) -> None:
         assert llama.generate(ids, Full(), new=6)[0] == answer[: answer.index(answer[2 + stop_at])]
     finally:
         llama.model.stop_ids = stop
+
+
+def test_a_least_number_of_tokens_forbids_stop_ids_until_then(llama: Tiny) -> None:
+    """samsum's rule: an immediate newline is no answer; the best other token is taken."""
+    ids = llama.prompt(40)
+    [first] = llama.generate(ids, Full(), new=1)
+    stops = frozenset(first)
+    [row] = decode(llama.model, llama.prefill(ids, Full()), 4, stops, min_new_tokens=1)
+    logits = llama.prefill(ids, Full())[0].logits
+    assert logits is not None
+    assert row.ids[0] == logits.topk(2).indices[1]
+    assert decode(llama.model, llama.prefill(ids, Full()), 4, stops)[0].ids == []
 
 
 @dataclass(frozen=True)
@@ -101,12 +115,10 @@ def test_rolling_attention_counts_positions_inside_the_cache() -> None:
     q, k, v = torch.randn(8, tokens, 8), torch.randn(2, tokens, 8), torch.randn(2, tokens, 8)
     at = torch.arange(tokens)
     with torch.inference_mode():
-        rotated = LayerView(0, model.rotate(q, at), model.rotate(k, at), v, at, tokens, 8**-0.5)
-        from structkv_bench.engine.prefill import _own_attention
-
+        rotated = Projected(0, model.rotate(q, at)[None], model.rotate(k, at)[None], v[None], 8**-0.5, None)
         attention = StreamingLLM(budget=12, variant="rolling").compressor(tokens, 4).attention
         assert attention is not None
-        got = _own_attention(attention, rotated, model)[0]
+        got = _own_attention(attention, rotated, at, model)[0]
         for t in range(tokens):
             cached = list(range(t + 1)) if t < 12 else [*range(sinks), *range(t - recent + 1, t + 1)]
             places = torch.arange(len(cached))

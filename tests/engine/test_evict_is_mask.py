@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Method
+from structkv_bench.engine.prefill import prefill
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.snapkv import SnapKV
@@ -28,25 +30,41 @@ METHODS = {
 }
 
 
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def family(request: pytest.FixtureRequest) -> Tiny:
+    return tiny(request.param)
+
+
 @pytest.fixture(scope="module")
 def llama() -> Tiny:
     return tiny("llama")
 
 
+def reach(model: Tiny) -> torch.Tensor:
+    """What the model itself lets a query see: all earlier keys, or those in its sliding window."""
+    window = getattr(model.stock.config, "sliding_window", None)
+    seen = causal(N + 1)
+    return seen if window is None else seen & ~seen.tril(-window)
+
+
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_next_logits_equal_masked_full_attention(llama: Tiny, method: Method) -> None:
-    """Case 1, for every one-shot method, also after a cut: query 60 at position 60 over the kept sets."""
+def test_next_logits_equal_masked_full_attention(family: Tiny, method: Method) -> None:
+    """Case 1, for every one-shot method, also after a cut: query 60 at position 60 over the kept sets.
+
+    On Mistral the sliding window of 24 tokens holds on top of it, by true positions.
+    """
+    llama = family
     ids = llama.prompt(N + 1)
     [row] = llama.prefill(ids[:N], method)
     masks = []
     for layer, tokens in zip(row.cache.layers, row.layer_tokens, strict=True):
-        mask = causal(N + 1).repeat(8, 1, 1)
+        mask = reach(llama).repeat(8, 1, 1)
         copies = 8 // layer.positions.shape[0]
         for head, kept in enumerate(layer.positions.repeat_interleave(copies, 0)):
             seen = torch.zeros(N + 1, dtype=torch.bool)
             seen[kept] = True
             seen[N] = True
-            mask[head, N] = seen
+            mask[head, N] &= seen
         masks.append(mask)
         assert tokens <= N
     processed = _processed(llama, ids[:N], method)
@@ -71,8 +89,6 @@ def _processed(llama: Tiny, ids: list[int], method: Method) -> list[torch.Tensor
         return choose(layer)
 
     compressor.keep_kv = spy  # type: ignore[method-assign]
-    from structkv_bench.engine.prefill import prefill
-
     prefill(llama.model, ids, [compressor])
     return seen
 
@@ -84,3 +100,16 @@ def test_the_wrong_position_would_show(llama: Tiny) -> None:
     [wrong] = llama.prefill(ids[:40], StreamingLLM(budget=20, sinks=0))
     wrong.cache.seen = 20
     assert (llama.next_logits(right, ids[40]) - llama.next_logits(wrong, ids[40])).abs().max() > 1e-2
+
+
+def test_scores_see_what_the_model_sees() -> None:
+    """Window scores and column sums are those of the model's own attention, sliding window and all."""
+    mistral = tiny("mistral")
+    ids = mistral.prompt(N)
+    views: list[LayerView] = []
+    compressor = Full().compressor(N, 4)
+    compressor.keep_kv = views.append  # type: ignore[method-assign]
+    prefill(mistral.model, ids, [compressor])
+    _, attentions = forward(mistral.stock, ids, [reach(mistral)[:N, :N]] * 4)
+    assert torch.allclose(views[0].column_sums().double(), attentions[0].sum(1), atol=1e-4)
+    assert torch.allclose(views[0].window_attention(8).double(), attentions[0][:, -8:], atol=1e-4)

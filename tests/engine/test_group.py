@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from structkv_bench.engine.decode import Batch, decode
+from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor
 from structkv_bench.engine.prefill import prefill
 from structkv_bench.methods.full import Full
@@ -108,15 +109,16 @@ def test_the_method_acts_on_every_sample(llama: Tiny, method: Any) -> None:
         )
 
 
-def test_batch_of_unequal_caches_equals_alone(llama: Tiny) -> None:
+@pytest.mark.parametrize("method", [Full(), SnapKV(kv_ratio=0.5), H2O(kv_ratio=0.5, heads="query")])
+def test_batch_of_unequal_caches_equals_alone(llama: Tiny, method: Any) -> None:
     """Case 6: rows of different length in one buffer; padding is never seen."""
     prompts = [llama.prompt(60, seed=3), llama.prompt(52, seed=4), llama.prompt(33, seed=5)]
-    rows = [llama.prefill(ids, Full())[0] for ids in prompts]
+    rows = [llama.prefill(ids, method)[0] for ids in prompts]
     step = torch.tensor([[5], [6], [7]])
     with torch.inference_mode():
         together = Batch(llama.model, rows, room=1).forward(step)
     for ids, token, logits in zip(prompts, step, together, strict=True):
-        [row] = llama.prefill(ids, Full())
+        [row] = llama.prefill(ids, method)
         assert torch.allclose(llama.next_logits(row, int(token)), logits, atol=1e-5)
 
 
@@ -139,3 +141,25 @@ class _Raises(Compressor):
     def keep_kv(self, layer: Any) -> None:
         if layer.index == 2:
             raise ValueError("out of luck")
+
+
+def test_prefill_seconds_are_a_methods_own_way(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if alone: the layers of its branch, its own choices, and scores that another method computed."""
+    clock = [0.0]
+    for module in ("prefill", "layer"):
+        monkeypatch.setattr(f"structkv_bench.engine.{module}.now", lambda like: clock[0])
+
+    def taking(seconds: float, function: Any) -> Any:
+        def timed(*args: Any) -> Any:
+            result = function(*args)
+            clock[0] += seconds
+            return result
+
+        return timed
+
+    monkeypatch.setattr(llama.model, "run_layer", taking(10, llama.model.run_layer))
+    monkeypatch.setattr(LayerView, "_probabilities", taking(5, LayerView._probabilities))
+    ids = llama.prompt(60)
+    snapkv, other = SnapKV(budget=24), SnapKV(budget=20)
+    assert llama.prefill(ids, snapkv)[0].seconds == 4 * (10 + 5)
+    assert [row.seconds for row in llama.prefill(ids, Full(), other, snapkv)] == [40, 60, 60]

@@ -150,7 +150,7 @@ def test_unreachable_hub_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     spec = ModelSpec(name="big", path="nobody/nothing")
     for use in (models.fetch, models.inspect, models.load):
-        with pytest.raises(UserError, match="structkv-bench fetch model=big"):
+        with pytest.raises(UserError, match=r"structkv-bench fetch model=custom model\.path=nobody/nothing"):
             use(spec)
 
 

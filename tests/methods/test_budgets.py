@@ -47,6 +47,21 @@ def test_a_budget_above_the_prompt_is_the_full_cache(llama: Tiny, method: Method
     assert len({tuple(answer) for answer in llama.generate(ids, Full(), replace(method, **settings))}) == 1
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("method", [H2O(budget=1000, running=True),
+                                    StreamingLLM(budget=1000, variant="rolling")])  # fmt: skip
+def test_a_budget_that_is_never_reached_changes_nothing_while_decoding(family: str, method: Method) -> None:
+    """Case 2 for methods that evict in decode: not before as many entries as the budget exist."""
+    from structkv_bench.methods.full import Full
+
+    model = tiny(family)
+    ids = model.prompt(60)
+    expected, got = model.generate(ids, Full(), method, new=12)
+    assert got == expected
+    full, ours = model.prefill(ids, Full(), method)
+    assert torch.allclose(model.next_logits(full, 7), model.next_logits(ours, 7), atol=1e-4)
+
+
 @every_budgeted
 @pytest.mark.parametrize("ratio", [0.1, 0.15, 0.2])
 def test_kept_bytes_are_the_nominal_share(llama: Tiny, method: Method, ratio: float) -> None:

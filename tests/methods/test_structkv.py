@@ -205,6 +205,11 @@ def test_calibrated_pivot_is_measured_once_and_stored(
     assert isinstance(first.pivot, int)  # type: ignore[attr-defined]
     monkeypatch.setattr(StructKV, "compressor", lambda *_: pytest.fail("measured again"))
     assert method.calibrated(llama.model) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for file in tmp_path.rglob("*.json"):
+        file.write_text("{")  # a damaged file is no value: measured again
+    assert method.calibrated(llama.model) == first
 
 
 def test_a_pivot_outside_the_model_is_refused() -> None:

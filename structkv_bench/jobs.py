@@ -1,0 +1,94 @@
+"""What is left to do, and whether it can be done at all: checked before anything runs or is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from structkv_bench import models
+from structkv_bench.errors import UserError, kind_and_line
+from structkv_bench.model_spec import ModelSpec
+from structkv_bench.models import Inspected
+from structkv_bench.plan import Cell, Group
+from structkv_bench.store import Store
+from structkv_bench.task import Sample
+
+
+@dataclass
+class Job:
+    """One sample, and the cells of its group that have no row of it yet."""
+
+    group: Group
+    model: Inspected
+    sample: Sample
+    prompt_tokens: int
+    cells: list[Cell]
+
+
+def prepare(groups: Sequence[Group], store: Store) -> list[Job]:
+    """Every sample with work left, each checked against the model, the methods and the rows there are.
+
+    Raises:
+        UserError: a prompt that doesn't fit, a budget that can't work, no model, or rows of another one.
+    """
+    inspected: dict[ModelSpec, Inspected] = {}
+    jobs: list[Job] = []
+    for group in groups:
+        if group.model not in inspected:
+            inspected[group.model] = models.inspect(group.model)
+        jobs += _of_group(group, inspected[group.model], store)
+    return jobs
+
+
+def prompt_hash(ids: list[int]) -> str:
+    """Hash of a prompt's token ids."""
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+
+
+def _of_group(group: Group, model: Inspected, store: Store) -> Iterator[Job]:
+    if group.length > model.shape.max_positions:
+        raise UserError(models.too_long(group.model, model.shape, group.length))
+    done: dict[str, dict[str, str]] = {}
+    for cell in group.cells:
+        store.cell(cell).check(model.identity)
+        # failed samples are tried again
+        rows = store.cell(cell).rows().items()
+        done[cell.key] = {id: row["prompt_sha256"] for id, row in rows if row["status"] == "ok"}
+    for sample in group.task.build(group.subtask, group.length, model.prompts):
+        context, question = model.prompts.parts(sample)
+        _check(group, sample, len(context), len(question), model)
+        digest = prompt_hash(context + question)
+        left = [cell for cell in group.cells if not _has(done[cell.key], sample, digest, cell)]
+        if left:
+            yield Job(group, model, sample, len(context) + len(question), left)
+
+
+def _has(done: dict[str, str], sample: Sample, digest: str, cell: Cell) -> bool:
+    if sample.id not in done:
+        return False
+    if done[sample.id] != digest:
+        raise UserError(
+            f"{cell.folder}: sample {sample.id} was run with another prompt (other essays or tokenizer?); "
+            "give another results_dir or move that folder away"
+        )
+    return True
+
+
+def _check(group: Group, sample: Sample, context: int, question: int, model: Inspected) -> None:
+    """Refuse a sample that the model or a method can't take."""
+    where = f"{group.subtask} at {group.length}, sample {sample.id}"
+    needed = context + question + sample.max_new_tokens
+    if needed > model.shape.max_positions:
+        raise UserError(
+            f"{where}: prompt and answer room take {needed} tokens, "
+            f"model {group.model.name} has {model.shape.max_positions} positions"
+        )
+    for cell in group.cells:
+        try:
+            cell.method.compressor(context, model.shape.layers)
+        except UserError as error:
+            raise UserError(f"{cell.method_name} on {where}: {error}") from error
+        except Exception as error:  # a plug-in's own fault
+            raise UserError(f"{cell.method_name} on {where}: {kind_and_line(error)}") from error
