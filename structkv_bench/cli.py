@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from structkv_bench.errors import UserError, one_line
 from structkv_bench.report.results import Format, render, results
+
+if TYPE_CHECKING:
+    from structkv_bench.task import PromptFormat
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -27,6 +31,18 @@ Overrides = Annotated[
         "a comma list runs every value.",
     ),
 ]
+
+
+class Suite(StrEnum):
+    """Whose prediction files can be scored."""
+
+    LONGBENCH = "longbench"
+
+
+class DataSuite(StrEnum):
+    """Whose data files can be written."""
+
+    RULER = "ruler"
 
 
 class Listing(StrEnum):
@@ -97,7 +113,11 @@ def run(overrides: Overrides = None) -> None:
 
 
 @app.command()
-def show(overrides: Overrides = None) -> None:
+def show(
+    overrides: Overrides = None,
+    sample: Annotated[int, typer.Option(help="Which sample, from 0.")] = 0,
+    answer: Annotated[str | None, typer.Option(help="Score this text as if the model had said it.")] = None,
+) -> None:
     """Print what a run would do.
 
     The composed config, one rendered prompt, its tokens, the budget per layer and the estimated work.
@@ -107,19 +127,22 @@ def show(overrides: Overrides = None) -> None:
     setups = compose(overrides or [])
     from structkv_bench.show import show as pages
 
-    print(pages(setups))
+    print(pages(setups, sample, answer))
 
 
 @app.command()
 def fetch(overrides: Overrides = None) -> None:
-    """Bring the models of a run into the cache."""
+    """Bring the models and texts of a run into the caches, on a machine that has network."""
     from structkv_bench.config import compose
 
-    specs = dict.fromkeys(setup.model for setup in compose(overrides or []))
+    setups = compose(overrides or [])
     from structkv_bench import models
 
-    for spec in specs:
+    for spec in dict.fromkeys(setup.model for setup in setups):
         print(f"{spec.name}: {models.fetch(spec)}")
+    for name, task in {setup.task_name: setup.task for setup in setups}.items():
+        for path in task.fetch():
+            print(f"{name}: {path}")
 
 
 @app.command("list")
@@ -140,6 +163,58 @@ def print_results(
 ) -> None:
     """Print a row per cell of a results folder."""
     _print_results(results_dir, format)
+
+
+@app.command()
+def score(
+    suite: Annotated[Suite, typer.Argument(help="Whose official files they are.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of official prediction files.")],
+    e: Annotated[bool, typer.Option("--e", help="The files are of LongBench-E, as in pred_e/.")] = False,
+) -> None:
+    """Score prediction files of the official code: JSON, task -> score."""
+    from structkv_bench.tasks.longbench.official import scored
+
+    found = scored(predictions, by_length=e)
+    print(json.dumps(found.scores, ensure_ascii=False, indent=4))
+    for shortfall in found.shortfalls:
+        print(shortfall, file=sys.stderr)
+
+
+@app.command()
+def data(
+    suite: Annotated[DataSuite, typer.Argument(help="Which suite.")],
+    task: Annotated[str, typer.Option(help="One of the suite's tasks.")],
+    length: Annotated[int, typer.Option(help="Tokens of prompt and answer room.")],
+    out: Annotated[Path, typer.Option(help="The jsonl file to write.")],
+    samples: Annotated[int, typer.Option(help="How many.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 42,
+    fit: Annotated[str, typer.Option(help="upstream or tight.")] = "upstream",
+    tokenizer: Annotated[
+        str, typer.Option(help="A model's name, a folder, or words: no model at all.")
+    ] = "words",
+    essays: Annotated[str | None, typer.Option(help="File or folder of essays.")] = None,
+    squad: Annotated[str | None, typer.Option(help="SQuAD's JSON.")] = None,
+    hotpot: Annotated[str | None, typer.Option(help="HotpotQA's JSON.")] = None,
+) -> None:
+    """Write a suite's samples in its official layout."""
+    from structkv_bench.tasks.ruler.official import WordsFormat, write_official
+    from structkv_bench.tasks.ruler.suite import Ruler
+
+    ruler = Ruler([length], samples, [task], seed, fit, essays, squad, hotpot)
+    write_official(ruler, task, length, WordsFormat() if tokenizer == "words" else _prompts(tokenizer), out)
+
+
+def _prompts(tokenizer: str) -> PromptFormat:
+    """The tokenizer of a configured model, a folder or a hub id."""
+    from structkv_bench.catalog import choices
+    from structkv_bench.config import compose
+
+    known = tokenizer in choices("model")
+    chosen = [f"model={tokenizer}"] if known else ["model=custom", f"model.path={tokenizer}"]
+    [setup] = compose([*chosen, "method=full"])
+    from structkv_bench import models
+
+    return models.inspect(setup.model).prompts
 
 
 def _print_results(results_dir: str | Path, format: Format, folders: Iterable[str] | None = None) -> None:

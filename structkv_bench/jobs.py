@@ -27,6 +27,24 @@ class Job:
     cells: list[Cell]
 
 
+def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
+    """The groups whose texts are here, and why each other subtask is left out.
+
+    Raises:
+        UserError: something is missing and its task says `missing: error`, or nothing is left.
+    """
+    reasons: dict[str, str] = {}
+    for task in {id(group.task): group.task for group in groups}.values():
+        missing = task.unavailable()
+        if missing and task.missing == "error":
+            raise UserError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+        reasons |= missing
+    left = [group for group in groups if group.subtask not in reasons]
+    if not left:
+        raise UserError("; ".join(dict.fromkeys(reasons.values())))
+    return left, reasons
+
+
 def prepare(groups: Sequence[Group], store: Store) -> list[Job]:
     """Every sample with work left, each checked against the model, the methods and the rows there are.
 

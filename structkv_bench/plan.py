@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = "1"
 """Raised when the harness itself comes to predict differently from the same settings."""
-EXTENT = {"samples", "lengths", "subset"}
+EXTENT = {"samples", "lengths", "subset", "missing"}
 """Task settings that say how much runs: a sample is the same whatever runs beside it."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from structkv_bench.engine.decode import Generated, decode
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.prefill import Prefilled, prefill
 from structkv_bench.errors import UserError, kind_and_line
-from structkv_bench.jobs import Job, prepare, prompt_hash
+from structkv_bench.jobs import Job, available, prepare, prompt_hash
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Model
 from structkv_bench.plan import Cell, plan
@@ -37,7 +38,10 @@ def run(setups: Sequence[Setup]) -> int:
     """
     store = Store(setups[0].results_dir)
     store.check_writable()
-    jobs = prepare(plan(setups), store)
+    groups, left_out = available(plan(setups))
+    for subtask, reason in left_out.items():
+        print(f"left out: {subtask}: {reason}", file=sys.stderr)
+    jobs = prepare(groups, store)
     failed = 0
     with (
         store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),
@@ -154,7 +158,7 @@ def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, lis
         for cell in job.cells:
             if cell.key not in methods:
                 methods[cell.key] = _calibrated(cell, model)
-                store.cell(cell).begin(origin)
+                store.cell(cell).begin(origin | {"sources": cell.task.sources(cell.subtask)})
         yield model, [methods[cell.key] for cell in job.cells], job
 
 

@@ -10,6 +10,7 @@ import yaml
 from structkv_bench import models
 from structkv_bench.config import Setup
 from structkv_bench.errors import UserError
+from structkv_bench.jobs import available
 from structkv_bench.plan import Cell, plan
 from structkv_bench.shape import ModelShape
 from structkv_bench.task import Sample
@@ -18,21 +19,31 @@ HEAD, TAIL = 500, 400
 """Characters of the prompt that are shown."""
 
 
-def show(setups: Sequence[Setup]) -> str:
-    """A page for each group of cells: its first sample, and every method's budget and work.
+def show(setups: Sequence[Setup], number: int = 0, answer: str | None = None) -> str:
+    """A page for each group of cells: one sample, and every method's budget and work.
+
+    Args:
+        setups: what would run.
+        number: which sample, from 0.
+        answer: text to score as if the model had said it.
 
     Raises:
-        UserError: as for a run.
+        UserError: as for a run, or there is no such sample.
     """
     pages = []
-    for group in plan(setups):
+    for group in available(plan(setups))[0]:
         model = models.inspect(group.model)
         if group.length > model.shape.max_positions:
             raise UserError(models.too_long(group.model, model.shape, group.length))
-        sample = group.task.build(group.subtask, group.length, model.prompts)[0]
+        samples = group.task.build(group.subtask, group.length, model.prompts)
+        if not 0 <= number < len(samples):
+            raise UserError(f"sample {number}: {group.subtask} has samples 0 to {len(samples) - 1} here")
+        sample = samples[number]
         context, question = model.prompts.parts(sample)
         text = model.prompts.tokenizer.decode(context + question)
         pages.append(_prompt_page(group.cells[0], sample, text, len(context) + len(question)))
+        if answer is not None:
+            pages.append(_score_page(group.cells[0], sample, answer))
         pages += [_cell_page(cell, len(context), model.shape) for cell in group.cells]
     return "\n\n".join(pages)
 
@@ -41,9 +52,16 @@ def _prompt_page(cell: Cell, sample: Sample, text: str, tokens: int) -> str:
     shown = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n[...]\n{text[-TAIL:]}"
     return (
         f"=== {cell.subtask} at {cell.length}, sample {sample.id}: {tokens} prompt tokens, "
-        f"up to {sample.max_new_tokens} generated, {cell.task.samples} samples ===\n{shown}\n"
+        f"{sample.truncated_tokens} cut out, up to {sample.max_new_tokens} generated, "
+        f"{cell.task.samples} samples ===\n{shown}\n"
         f"=== references: {', '.join(sample.references)}"
     )
+
+
+def _score_page(cell: Cell, sample: Sample, answer: str) -> str:
+    scores = {"score": cell.task.score(cell.subtask, sample, answer)}
+    scores |= cell.task.extra_scores(cell.subtask, sample, answer)
+    return f"=== {answer!r}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 def _cell_page(cell: Cell, tokens: int, shape: ModelShape) -> str:

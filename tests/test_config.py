@@ -316,3 +316,23 @@ def test_one_value_is_a_list_of_one_where_a_list_is_asked_for():
 )
 def test_values_that_mean_nothing_are_refused(override):
     assert override.split("=")[0] in refused(override)
+
+
+def test_a_protocol_sets_what_a_choice_has_and_yields_to_the_user():
+    """Its settings stand in the cell's config; choices without one of them are left alone."""
+    setups = compose(["protocol=paper", "method=full,snapkv,structkv", "task=ruler"])
+    assert {setup.protocol for setup in setups} == {"paper"}
+    assert {setup.task.prefix_in for setup in setups} == {"user"}
+    assert [getattr(setup.method, "heads", None) for setup in setups] == [None, "query", None]
+    (own,) = compose(["protocol=paper", "method=snapkv", "method.heads=kv", "task=niah"])
+    assert own.method.heads == "kv"
+    both = compose(["protocol=official,paper", "method=h2o", "task=ruler"])
+    assert [(setup.protocol, setup.method.heads) for setup in both] == [
+        ("official", "kv"),
+        ("paper", "query"),
+    ]
+
+
+def test_every_shipped_protocol_composes():
+    for name in catalog.choices("protocol"):
+        assert compose([f"protocol={name}"])[0].protocol == name

@@ -66,4 +66,4 @@ def test_configs_of_the_wheel_compose(installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     folder, groups = done.stdout.split()
     assert Path(folder) == installed / "structkv_bench" / "conf"
-    assert int(groups) == 8  # niah at two lengths, six subtasks of ruler at one
+    assert int(groups) == 2 + 13 + 16 + 1  # niah at two lengths, ruler's 13, longbench's 16, longbench_v2

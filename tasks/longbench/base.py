@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +13,7 @@ from structkv_bench.task import PromptFormat, Task
 
 from ..corpus import HubFile
 from . import truncate
-from .source import File, read
+from .source import File, absent, read
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class LongTexts(Task):
     """official: as the authors' code does it. ids: `lengths` are prompt, template and answer, exactly."""
     query_aware: bool = True
     """False: the context is compressed before what follows it is known."""
+    missing: str = "skip"
+    """What to do about subtasks whose file is not there: skip them, or end with an error."""
 
     task: ClassVar[str]
     """Name of the config."""
@@ -58,43 +59,53 @@ class LongTexts(Task):
             raise UserError(f"task.samples must be 1 or more, not {self.samples}")
         if self.truncation not in ("official", "ids"):
             raise UserError(f"task.truncation must be official or ids, not {self.truncation!r}")
+        if self.missing not in ("skip", "error"):
+            raise UserError(f"task.missing must be skip or error, not {self.missing!r}")
 
     @abstractmethod
-    def files(self) -> Iterable[File]:
-        """The files that the samples come from.
-
-        Raises:
-            UserError: one is not there.
-        """
+    def member(self, subtask: str) -> str:
+        """Name of a subtask's file in the data set."""
 
     @abstractmethod
     def shorten(self, prompt: str, limit: int, prompts: PromptFormat) -> truncate.Cut:
         """The authors' way to cut a prompt."""
 
-    def sources(self) -> dict[str, str]:
-        """sha256 of each file that the samples come from, by its path, or its place on the hub.
+    def unavailable(self) -> dict[str, str]:
+        """The chosen subtasks whose file is not there."""
+        subtasks = {self.member(subtask): subtask for subtask in self.subtasks()}
+        missing = absent(self.source, self._hub(), self._how, subtasks)
+        return {subtasks[member]: reason for member, reason in missing.items()}
+
+    def sources(self, subtask: str) -> dict[str, str]:
+        """sha256 of the file that a subtask's samples come from, by its path, or its place on the hub.
 
         Raises:
-            UserError: one is not there.
+            UserError: it is not there.
         """
-        return {file.name: file.sha256 for file in self.files()}
+        file = self.read(subtask)
+        return {file.name: file.sha256}
 
-    def fetch(self) -> Path:
+    def fetch(self) -> list[Path]:
         """Bring the hub's file into the cache, unless a local copy is used; where it lies.
 
         Raises:
             UserError: it can't be had.
         """
-        return self._hub().fetch() if self.source is None else expanded(self.source)
+        return [self._hub().fetch() if self.source is None else expanded(self.source)]
 
-    def read(self, member: str) -> File:
-        """A file of the data set.
+    def read(self, subtask: str) -> File:
+        """The file of a subtask.
 
         Raises:
             UserError: it is not there.
         """
+        return read(self.source, self._hub(), self._how, self.member(subtask))
+
+    @property
+    def _how(self) -> str:
+        """The command that brings the hub's file into the cache."""
         other = "" if self.revision == self.pinned.revision else f" task.revision={self.revision}"
-        return read(self.source, self._hub(), f"structkv-bench fetch task={self.task}{other}", member)
+        return f"structkv-bench fetch task={self.task}{other}"
 
     def fit(
         self, whole: str, context_end: int, length: int, answer_room: int, chat: bool, prompts: PromptFormat

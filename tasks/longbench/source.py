@@ -149,12 +149,7 @@ def read(source: str | None, hub: HubFile, fetch: str, member: str) -> File:
     Raises:
         UserError: it is not there, or can't be read.
     """
-    if source is None:
-        path = hub.cached(f"where there is network, run: {fetch}; or set task.source to a local copy")
-        name = f"{hub.repository}@{hub.revision}/{hub.file}"
-    else:
-        path = expanded(source)
-        name = str(path)
+    path, name = _place(source, hub, fetch)
     try:
         if path.is_dir():
             found = next((path / p for p in _places(member) if (path / p).is_file()), None)
@@ -166,6 +161,45 @@ def read(source: str | None, hub: HubFile, fetch: str, member: str) -> File:
         return _from_zip(path, name, member)
     except OSError as error:
         raise UserError(f"{name}: can't be read ({kind_and_line(error)})") from error
+
+
+def absent(source: str | None, hub: HubFile, fetch: str, members: Iterable[str]) -> dict[str, str]:
+    """Which members are not there, each with the reason; nothing of them is read. Arguments as of `read`.
+
+    Raises:
+        UserError: a given source does not exist, or is a damaged zip.
+    """
+    if source is None:
+        try:
+            _place(source, hub, fetch)
+        except UserError as error:
+            return dict.fromkeys(members, str(error))
+    path, name = _place(source, hub, fetch)
+    if not path.exists():
+        raise UserError(f"{name}: no such file or folder")
+    if path.is_dir():
+        there = {str(file.relative_to(path)) for file in (*path.glob("*"), *path.glob("data/*"))}
+    elif path.suffix == ".zip" or hub.file.endswith(".zip"):
+        there = _names(path, name)
+    else:
+        return {}
+    return {m: f"no {m} in {name}" for m in members if not there.intersection(_places(m))}
+
+
+def _place(source: str | None, hub: HubFile, fetch: str) -> tuple[Path, str]:
+    """Where the data set lies, and what to call that."""
+    if source is not None:
+        return expanded(source), str(expanded(source))
+    path = hub.cached(f"where there is network, run: {fetch}; or set task.source to a local copy")
+    return path, f"{hub.repository}@{hub.revision}/{hub.file}"
+
+
+def _names(path: Path, name: str) -> set[str]:
+    try:
+        with ZipFile(path) as archive:
+            return set(archive.namelist())
+    except (BadZipFile, OSError) as error:
+        raise UserError(f"{name}: not a zip that can be read ({kind_and_line(error)})") from error
 
 
 def _from_zip(path: Path, name: str, member: str) -> File:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ from .base import LongTexts
 from .catalog import bucket, expand, spec
 from .data import Row, rows
 from .scoring import score
-from .source import File
 
 PINNED = HubFile("THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672", "data.zip")
 
@@ -44,9 +42,9 @@ class LongBench(LongTexts):
         """Names of the tasks, those of LongBench-E with _e at the end."""
         return expand(self.subset)
 
-    def files(self) -> Iterator[File]:
-        """One for each task."""
-        return (self.read(f"{subtask}.jsonl") for subtask in self.subtasks())
+    def member(self, subtask: str) -> str:
+        """Each task has its own."""
+        return f"{subtask}.jsonl"
 
     def build(self, subtask: str, length: int, prompts: PromptFormat) -> list[Sample]:
         """The first rows of a task's file as samples.
@@ -54,7 +52,7 @@ class LongBench(LongTexts):
         Raises:
             UserError: the file is not there or not sound, or `length` holds nothing of a prompt.
         """
-        found = rows(self.read(f"{subtask}.jsonl"), spec(subtask))
+        found = rows(self.read(subtask), spec(subtask))
         return [self._sample(subtask, row, length, prompts) for row in islice(found, self.samples)]
 
     def _sample(self, subtask: str, row: Row, length: int, prompts: PromptFormat) -> Sample:
@@ -73,6 +71,7 @@ class LongBench(LongTexts):
             question_at=fitted.question_at,
             chat=task.chat,
             stop_at_newline=task.stop_at_newline,
+            min_new_tokens=int(task.stop_at_newline),
             truncated_tokens=fitted.cut,
             fields=fields,
         )

@@ -49,9 +49,9 @@ class LongBenchV2(LongTexts):
         """One name for all."""
         return [self.task]
 
-    def files(self) -> list[File]:
-        """One."""
-        return [self.read(PINNED.file)]
+    def member(self, subtask: str) -> str:
+        """One for all."""
+        return PINNED.file
 
     def build(self, subtask: str, length: int, prompts: PromptFormat) -> list[Sample]:
         """The first questions of the file as samples.
@@ -59,7 +59,7 @@ class LongBenchV2(LongTexts):
         Raises:
             UserError: the file is not there or not sound, or `length` holds nothing of a prompt.
         """
-        found = questions(self.read(PINNED.file))
+        found = questions(self.read(subtask))
         return [self._sample(question, length, prompts) for question in islice(found, self.samples)]
 
     def _sample(self, question: Record, length: int, prompts: PromptFormat) -> Sample:

@@ -6,10 +6,11 @@ import math
 import random
 import string
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from .data import TASKS
-from .fit import Draft, Room, draw_fitting, largest_size
+from .fit import Draft, Room, draw_fitting, fill
 
 _TASK = TASKS["freq_words_extraction"]
 _LETTERS = 6
@@ -22,7 +23,6 @@ def drafts(room: Room, settings: dict[str, Any], seed: int) -> Iterator[Draft]:
     Raises:
         UserError: the length leaves less than four vocabulary words (one of which is the dots).
     """
-    rng = random.Random(seed)
     budget = room.length - room.max_new_tokens
     if budget < 4 * 50:
         raise room.too_short(4 * 50 + room.max_new_tokens)
@@ -30,21 +30,24 @@ def drafts(room: Room, settings: dict[str, Any], seed: int) -> Iterator[Draft]:
     # Fewer words would leave out the fourth rank, which is one of the answers.
     least = math.ceil(4 ** settings["alpha"] * _ZETA_2)
 
+    def draw(size: int, vocabulary: list[str]) -> Draft:
+        return _draft(size, vocabulary, settings, seed)
+
+    def draw_own(own: int, size: int) -> Draft:
+        return draw(size, _vocabulary(budget // 50, random.Random(own), seed))
+
+    if room.tight:
+        yield from fill(draw_own, room, seed, least)
+        return
+    rng = random.Random(seed)
     vocabulary = _vocabulary(budget // 50, rng, seed)
     size = budget // _LETTERS
-    while size < 8 * budget and room.used(_draft(size, vocabulary, settings, seed)) < budget:
+    while size < 8 * budget and room.used(draw(size, vocabulary)) < budget:
         size += step
     size -= step
-
-    def fitting(vocabulary: list[str]) -> Draft:
-        def draw(words: int) -> Draft:
-            return _draft(words, vocabulary, settings, seed)
-
-        first = largest_size(lambda words: room.fits(draw(words)), least, budget) if room.tight else size
-        return draw_fitting(draw, room, first, step, least)
-
     while True:
-        yield fitting(_vocabulary(budget // 50, rng, seed))
+        vocabulary = _vocabulary(budget // 50, rng, seed)
+        yield draw_fitting(partial(draw, vocabulary=vocabulary), room, size, step, least)
 
 
 def _vocabulary(size: int, rng: random.Random, seed: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -28,7 +29,8 @@ def test_folder_and_zip_have_the_same_rows(tmp_path: Path) -> None:
     first, *others = [build(place, "qasper") for place in places]
     assert all(other == first for other in others)
     digests = [
-        LongBench(lengths=[9], samples=1, subset=["qasper"], source=str(place)).sources() for place in places
+        LongBench(lengths=[9], samples=1, subset=["qasper"], source=str(place)).sources("qasper")
+        for place in places
     ]
     assert list(digests[0]) == [str(tmp_path / "qasper.jsonl")]
     assert list(digests[3]) == [str(tmp_path / "data.zip" / "data" / "qasper.jsonl")]
@@ -111,7 +113,7 @@ def test_without_network_and_cache(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     settings = {} if revision is None else {"revision": revision}
     task = LongBench(lengths=[9], samples=1, **settings)
-    for attempt in (lambda: task.build("qasper", 9, Words()), task.sources):
+    for attempt in (lambda: task.build("qasper", 9, Words()), lambda: task.sources("qasper")):
         started = time.perf_counter()
         with pytest.raises(UserError) as error:
             attempt()
@@ -138,4 +140,24 @@ def test_what_was_fetched_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     task = LongBench(lengths=[900], samples=1, subset=["qasper"])
     assert [sample.id for sample in task.build("qasper", 900, Words())] == ["x"]
-    assert list(task.sources()) == [f"THUDM/LongBench@{revision}/data.zip/data/qasper.jsonl"]
+    assert list(task.sources("qasper")) == [f"THUDM/LongBench@{revision}/data.zip/data/qasper.jsonl"]
+
+
+def test_what_is_not_there_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """missing: skip runs the rest; an uncached hub has nothing; damage and a wrong path are no absence."""
+    (tmp_path / "qasper.jsonl").write_text("{}")
+    some = LongBench(lengths=[9], samples=1, subset=["qasper", "trec"], source=str(tmp_path))
+    assert list(some.unavailable()) == ["trec"]
+    with ZipFile(tmp_path / "some.zip", "w") as archive:
+        archive.writestr("data/trec.jsonl", "{}")
+    assert list(replace(some, source=str(tmp_path / "some.zip")).unavailable()) == ["qasper"]
+    (tmp_path / "bad.zip").write_text("no zip")
+    for wrong in ("bad.zip", "nowhere"):
+        with pytest.raises(UserError, match=wrong):
+            replace(some, source=str(tmp_path / wrong)).unavailable()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    reasons = replace(some, source=None).unavailable()
+    assert list(reasons) == ["qasper", "trec"]
+    assert "structkv-bench fetch task=longbench" in reasons["trec"]

@@ -164,7 +164,7 @@ def test_real_questions_build_samples() -> None:
     samples = task.build("longbench_v2", 4000, Characters())
     assert len(samples) == 8
     assert all(len(sample.prompt) <= 4000 for sample in samples)
-    assert list(task.sources()) == [str(path)]
+    assert list(task.sources("longbench_v2")) == [str(path)]
 
 
 def test_the_config_is_the_whole_set() -> None:

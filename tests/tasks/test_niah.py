@@ -242,3 +242,25 @@ def test_config_lists_every_field_with_its_default() -> None:
     assert CONFIG.read_text().startswith("# ")
     assert config.pop("_target_") == "structkv_bench.tasks.niah.Niah"
     assert config == {**OmegaConf.structured(Niah(lengths=[2048, 4096]))}
+
+
+def test_without_the_needle_nothing_else_changes() -> None:
+    """The control: the same haystack and question, filled up to the same length."""
+    with_it = Niah(lengths=[1200], samples=2, haystack="noise").build("niah_noise", 1200, Pieces())
+    without = Niah(lengths=[1200], samples=2, haystack="noise", needle=False).build(
+        "niah_noise", 1200, Pieces()
+    )
+    for one, other in zip(with_it, without, strict=True):
+        assert "San Francisco is eat" in one.prompt
+        assert "San Francisco is eat" not in other.prompt
+        tokens = [len(Pieces().render(sample.prompt, "")) for sample in (one, other)]
+        assert min(tokens) >= 0.97 * (1200 - 50)
+
+
+def test_a_context_compressed_first_ends_before_the_question() -> None:
+    """query_aware=false: the cut is where the template goes on after the book."""
+    [sample] = Niah(lengths=[1200], samples=1, haystack="noise", query_aware=False).build(
+        "niah_noise", 1200, Pieces()
+    )
+    assert isinstance(sample.prompt, str)
+    assert sample.prompt[sample.question_at :].startswith(" </book>.")
