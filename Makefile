@@ -29,3 +29,4 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench_data.py

@@ -37,7 +37,7 @@ from .pivot import PivotDetector, PivotRule, majority
 from .scoring import POOLINGS, best_and_last, over_group, pool
 
 if TYPE_CHECKING:
-    from structkv_bench.models import Model
+    from structkv_bench.engine.model import Model
 
 SELECTIONS = ("per_head", "shared")
 

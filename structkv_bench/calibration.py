@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from structkv_bench.paths import cache_folder
 
 if TYPE_CHECKING:
-    from structkv_bench.models import Model
+    from structkv_bench.engine.model import Model
 
 PROMPTS = 5
 PROMPT_TOKENS = 1500

@@ -77,7 +77,9 @@ def _convert(file: Path, dtype: str, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file into `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         read = AutoModelForCausalLM.from_pretrained(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +10,8 @@ from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Inspected
 from structkv_bench.plan import Cell, Group
+from structkv_bench.samples import Prompt, prompts_of
 from structkv_bench.store import Store
-from structkv_bench.task import Sample
 
 
 @dataclass
@@ -22,8 +20,7 @@ class Job:
 
     group: Group
     model: Inspected
-    sample: Sample
-    prompt_tokens: int
+    prompt: Prompt
     cells: list[Cell]
 
 
@@ -60,11 +57,6 @@ def prepare(groups: Sequence[Group], store: Store) -> list[Job]:
     return jobs
 
 
-def prompt_hash(ids: list[int]) -> str:
-    """Hash of a prompt's token ids."""
-    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-
-
 def _of_group(group: Group, model: Inspected, store: Store) -> Iterator[Job]:
     if group.length > model.shape.max_positions:
         raise UserError(models.too_long(group.model, model.shape, group.length))
@@ -74,30 +66,28 @@ def _of_group(group: Group, model: Inspected, store: Store) -> Iterator[Job]:
         # failed samples are tried again
         rows = store.cell(cell).rows().items()
         done[cell.key] = {id: row["prompt_sha256"] for id, row in rows if row["status"] == "ok"}
-    for sample in group.task.build(group.subtask, group.length, model.prompts):
-        context, question = model.prompts.parts(sample)
-        _check(group, sample, len(context), len(question), model)
-        digest = prompt_hash(context + question)
-        left = [cell for cell in group.cells if not _has(done[cell.key], sample, digest, cell)]
+    for prompt in prompts_of(group, model.prompts):
+        _check(group, prompt, model)
+        left = [cell for cell in group.cells if not _has(done[cell.key], prompt, cell)]
         if left:
-            yield Job(group, model, sample, len(context) + len(question), left)
+            yield Job(group, model, prompt, left)
 
 
-def _has(done: dict[str, str], sample: Sample, digest: str, cell: Cell) -> bool:
-    if sample.id not in done:
+def _has(done: dict[str, str], prompt: Prompt, cell: Cell) -> bool:
+    if prompt.sample.id not in done:
         return False
-    if done[sample.id] != digest:
+    if done[prompt.sample.id] != prompt.digest:
         raise UserError(
-            f"{cell.folder}: sample {sample.id} was run with another prompt (other essays or tokenizer?); "
+            f"{cell.folder}: sample {prompt.sample.id} was run with another prompt (other texts?); "
             "give another results_dir or move that folder away"
         )
     return True
 
 
-def _check(group: Group, sample: Sample, context: int, question: int, model: Inspected) -> None:
+def _check(group: Group, prompt: Prompt, model: Inspected) -> None:
     """Refuse a sample that the model or a method can't take."""
-    where = f"{group.subtask} at {group.length}, sample {sample.id}"
-    needed = context + question + sample.max_new_tokens
+    where = f"{group.subtask} at {group.length}, sample {prompt.sample.id}"
+    needed = prompt.tokens + prompt.sample.max_new_tokens
     if needed > model.shape.max_positions:
         raise UserError(
             f"{where}: prompt and answer room take {needed} tokens, "
@@ -105,7 +95,7 @@ def _check(group: Group, sample: Sample, context: int, question: int, model: Ins
         )
     for cell in group.cells:
         try:
-            cell.method.compressor(context, model.shape.layers)
+            cell.method.compressor(prompt.context_tokens, model.shape.layers)
         except UserError as error:
             raise UserError(f"{cell.method_name} on {where}: {error}") from error
         except Exception as error:  # a plug-in's own fault

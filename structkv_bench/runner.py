@@ -15,13 +15,14 @@ from structkv_bench import models
 from structkv_bench.config import Setup
 from structkv_bench.engine.decode import Generated, decode
 from structkv_bench.engine.method import Method
+from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import Prefilled, prefill
 from structkv_bench.errors import UserError, kind_and_line
-from structkv_bench.jobs import Job, available, prepare, prompt_hash
+from structkv_bench.jobs import Job, available, prepare
 from structkv_bench.model_spec import ModelSpec
-from structkv_bench.models import Model
 from structkv_bench.plan import Cell, plan
 from structkv_bench.provenance import provenance
+from structkv_bench.samples import prompt_hash
 from structkv_bench.store import Store
 from structkv_bench.task import Sample
 
@@ -47,13 +48,13 @@ def run(setups: Sequence[Setup]) -> int:
         store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),
         _progress() as progress,
     ):
-        bar = progress.add_task("samples", total=sum(job.prompt_tokens for job in jobs))
+        bar = progress.add_task("samples", total=sum(job.prompt.tokens for job in jobs))
         for model, methods, job in _with_models(jobs, store):
-            rows = run_sample(model, job.sample, job.cells, methods)
+            rows = run_sample(model, job.prompt.sample, job.cells, methods)
             for cell, row in zip(job.cells, rows, strict=True):
                 store.cell(cell).append(row)
                 failed += row["status"] != "ok"
-            progress.advance(bar, job.prompt_tokens)
+            progress.advance(bar, job.prompt.tokens)
     return failed
 
 

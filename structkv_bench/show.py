@@ -12,6 +12,7 @@ from structkv_bench.config import Setup
 from structkv_bench.errors import UserError
 from structkv_bench.jobs import available
 from structkv_bench.plan import Cell, plan
+from structkv_bench.samples import prompts_of
 from structkv_bench.shape import ModelShape
 from structkv_bench.task import Sample
 
@@ -35,10 +36,10 @@ def show(setups: Sequence[Setup], number: int = 0, answer: str | None = None) ->
         model = models.inspect(group.model)
         if group.length > model.shape.max_positions:
             raise UserError(models.too_long(group.model, model.shape, group.length))
-        samples = group.task.build(group.subtask, group.length, model.prompts)
-        if not 0 <= number < len(samples):
-            raise UserError(f"sample {number}: {group.subtask} has samples 0 to {len(samples) - 1} here")
-        sample = samples[number]
+        prompts = prompts_of(group, model.prompts)
+        if not 0 <= number < len(prompts):
+            raise UserError(f"sample {number}: {group.subtask} has samples 0 to {len(prompts) - 1} here")
+        sample = prompts[number].sample
         context, question = model.prompts.parts(sample)
         text = model.prompts.tokenizer.decode(context + question)
         pages.append(_prompt_page(group.cells[0], sample, text, len(context) + len(question)))

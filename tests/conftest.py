@@ -1,13 +1,26 @@
-"""The suite runs unplugged: any connection attempt is a failure."""
+"""The suite runs unplugged and leaves the user's cache alone: any connection attempt is a failure."""
 
 from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from structkv_bench.paths import cache_folder
+
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A cache of the session's own, but for the converted model, which takes a while to make.
+_converted = cache_folder() / "models"
+_cache = tempfile.TemporaryDirectory(prefix="structkv-bench-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
+_own = Path(_cache.name) / "structkv-bench"
+_own.mkdir()
+if _converted.is_dir():
+    (_own / "models").symlink_to(_converted)
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from structkv_bench.cli import main
 from structkv_bench.config import compose
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
+from structkv_bench.engine.model import Model
 from structkv_bench.plan import plan
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.store import CELL_FILE, ROWS_FILE
@@ -359,15 +360,15 @@ def test_out_of_memory_in_the_shared_pass_is_tried_method_by_method(
         prompts.append(sample.id)
         return parts(self, sample)
 
-    embed = models.Model.embed
+    embed = Model.embed
 
-    def embedding(self: models.Model, ids: Any) -> Any:
+    def embedding(self: Model, ids: Any) -> Any:
         if prompts and prompts[-1] == "0001" and ids.shape[1] == 694:
             raise MemoryError("694 tokens")
         return embed(self, ids)
 
     monkeypatch.setattr(TokenizerPrompts, "parts", second_too_large)
-    monkeypatch.setattr(models.Model, "embed", embedding)
+    monkeypatch.setattr(Model, "embed", embedding)
     assert main(overrides(model_folder, tmp_path)) == 1
     for rows in rows_of(tmp_path).values():
         assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok", "ok"]

@@ -11,10 +11,10 @@ import pytest
 from structkv_bench import models
 from structkv_bench.config import compose
 from structkv_bench.engine.decode import decode
+from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import prefill
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.structkv import StructKV
-from structkv_bench.models import Model
 from structkv_bench.task import Sample
 
 needs_model = pytest.mark.skipif(

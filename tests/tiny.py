@@ -18,11 +18,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from structkv_bench.engine.decode import Batch, decode
+from structkv_bench.engine.batch import Batch
+from structkv_bench.engine.decode import decode
 from structkv_bench.engine.method import Method
+from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import Prefilled, prefill
-from structkv_bench.models import Model
 from structkv_bench.prompts import TokenizerPrompts
+from structkv_bench.selfcheck import checked
 from structkv_bench.shape import ModelShape
 
 SIZES = {
@@ -97,7 +99,7 @@ def tiny(family: str = "llama", seed: int = 0, layers: int = 4) -> Tiny:
     own = copy.deepcopy(stock)
     own.set_attn_implementation("sdpa")
     shape = ModelShape.of(config, "float32", None)
-    return Tiny(Model(own, TokenizerPrompts(tokenizer()), shape), stock)
+    return Tiny(checked(own, TokenizerPrompts(tokenizer()), shape), stock)
 
 
 def save_tiny(folder: Path, layers: int = 4) -> Path:

@@ -14,7 +14,7 @@ from structkv_bench.errors import UserError
 
 if TYPE_CHECKING:
     from structkv_bench.engine.cache import LayerCache
-    from structkv_bench.models import Model
+    from structkv_bench.engine.model import Model
 
 
 class Attention(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from structkv_bench.engine.cache import KVCache, LayerCache
 from structkv_bench.engine.clock import now
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Attention, Compressor
-
-if TYPE_CHECKING:
-    from structkv_bench.models import Model
+from structkv_bench.engine.model import Model
 
 K = TypeVar("K")
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from structkv_bench.engine.attention import Projected
-from structkv_bench.engine.decode import Batch, decode
+from structkv_bench.engine.batch import Batch
+from structkv_bench.engine.decode import decode
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
 from structkv_bench.engine.prefill import _own_attention

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from structkv_bench.engine.decode import Batch, decode
+from structkv_bench.engine.batch import Batch
+from structkv_bench.engine.decode import decode
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor
 from structkv_bench.engine.prefill import prefill

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from structkv_bench import gguf, models
-from structkv_bench.engine.decode import Batch
+from structkv_bench.engine.batch import Batch
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.model_spec import ModelSpec
-from structkv_bench.models import Model
 from structkv_bench.prompts import TokenizerPrompts
+from structkv_bench.selfcheck import checked
 from structkv_bench.shape import ModelShape
 from structkv_bench.task import Sample
 from tests.tiny import FAMILIES, save_tiny, tiny, tokenizer
@@ -43,7 +43,7 @@ def test_a_model_with_something_our_loop_does_not_know_is_refused() -> None:
     stock.set_attn_implementation("sdpa")
     stock.model.embed_tokens.register_forward_hook(_scale_in_the_model_only(stock))
     with pytest.raises(UserError, match="other logits than the stock model"):
-        Model(stock, TokenizerPrompts(tokenizer()), ModelShape.of(stock.config, "float32", None))
+        checked(stock, TokenizerPrompts(tokenizer()), ModelShape.of(stock.config, "float32", None))
 
 
 def _scale_in_the_model_only(stock: torch.nn.Module):  # type: ignore[no-untyped-def]
@@ -59,7 +59,7 @@ def test_a_family_of_another_build_is_refused() -> None:
     module = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=300))
     shape = ModelShape(1, 2, 2, 8, 16, 64, 300, 128, 4)
     with pytest.raises(UserError, match="gpt2: not a model of the Llama family"):
-        Model(module, TokenizerPrompts(tokenizer()), shape)
+        checked(module, TokenizerPrompts(tokenizer()), shape)
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from structkv_bench.engine.attention import Projected
+from structkv_bench.engine.batch import Batch
 from structkv_bench.engine.cache import LayerCache
-from structkv_bench.engine.decode import Batch
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Method
+from structkv_bench.engine.model import Model
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.scoring import over_group, pool
 from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.streaming_llm import StreamingLLM
 from structkv_bench.methods.structkv import StructKV
-from structkv_bench.models import Model
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.shape import ModelShape
 from tests.shared import shared
