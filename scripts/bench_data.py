@@ -23,8 +23,8 @@ OUT = Path("results/smollm2_135m/bench_data.json")
 
 
 def bisected(draw: Callable[[int], Any], room: Any, line: Any) -> Any:
-    """In place of fit._filled: the largest draft that fits, by bisection alone."""
-    fits, too_long, best = line.least - 1, line.least + 2 * (room.length - room.max_new_tokens), None
+    """In place of fit._filled: the largest draft that fits, by bisection alone, in upstream's bracket."""
+    fits, too_long, best = line.least - 1, 3 * line.size(room.length), None
     while too_long - fits > 1:
         size = (fits + too_long) // 2
         draft = draw(size)

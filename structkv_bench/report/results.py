@@ -99,7 +99,8 @@ def _named(group: str, choice: str, settings: Row, shown: str) -> str:
         for key, value in settings.items()
         if key in defaults.keys() - OWN_COLUMN and value != defaults[key] and str(value) not in shown
     }
-    return " ".join([shown, *(f"{key}={value}" for key, value in changed.items())])
+    # of a path its last part, which tells texts apart and fits a table
+    return " ".join([shown, *(f"{key}={str(value).rpartition('/')[2]}" for key, value in changed.items())])
 
 
 @cache
