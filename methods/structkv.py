@@ -132,7 +132,8 @@ class StructKV(Budgeted):
         prompts = calibration_prompts(model)
 
         def measure() -> int:
-            watching = replace(self, pivot="online", struct_ratio=1.0, kv_ratio=1.0, budget=None)
+            last = len(model.layers) - 1  # as the pivot it lets the detector see the whole range
+            watching = replace(self, pivot=last, struct_ratio=1.0, kv_ratio=1.0, budget=None)
             pivots = []
             for ids in prompts:
                 compressor = watching.compressor(len(ids), len(model.layers))
@@ -157,7 +158,7 @@ class StructKVCompressor(Compressor):
     """N R_struct"""
     detector: PivotDetector
     fixed_pivot: int | None
-    centrality: Tensor | float = 0.0
+    centrality: Tensor | None = None
     """C, [tokens before the window]"""
     pivot: int | None = None
     """L*, once found."""
@@ -180,9 +181,8 @@ class StructKVCompressor(Compressor):
 
     def keep_tokens(self, layer: LayerView) -> Tensor | None:
         """I_struct after L*."""
-        if not self.at_pivot or self.skeleton >= layer.tokens:
+        if not self.at_pivot or self.centrality is None or self.skeleton >= layer.tokens:
             return None
-        assert isinstance(self.centrality, Tensor)
         return best_and_last(self.centrality[None], self.skeleton, self.window(layer), layer.tokens)[0]
 
     def window(self, layer: LayerView) -> int:
@@ -198,8 +198,10 @@ class StructKVCompressor(Compressor):
 
         `received` [heads, tokens before the window]: its sum over the heads is S of these tokens.
         """
-        pooled = pool(received, self.method.centrality_pooling, self.method.kernel)
-        self.centrality = self.method.decay * self.centrality + pooled.sum(0)
+        saliency = pool(received, self.method.centrality_pooling, self.method.kernel).sum(0)
+        if self.centrality is not None:  # the layer before may lie on another device
+            saliency += self.method.decay * self.centrality.to(saliency.device)
+        self.centrality = saliency
         self.detector.observe(received.sum(0))
         found = layer == self.fixed_pivot if self.fixed_pivot is not None else self.detector.decides_online()
         if found:

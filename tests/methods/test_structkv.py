@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from structkv_bench.calibration import calibration_prompts
 from structkv_bench.engine.layer import LayerView
+from structkv_bench.engine.prefill import prefill
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.pivot import PivotDetector, PivotRule, majority
@@ -57,8 +60,6 @@ def test_centrality_signals_and_kept_sets_equal_their_definition(llama: Tiny) ->
     ids = llama.prompt(N)
     method = StructKV(kv_ratio=0.25, struct_ratio=0.4, pivot=2, kv_selection="shared", kv_pooling="none")
     compressor = method.compressor(N, 4)
-    from structkv_bench.engine.prefill import prefill
-
     [row] = prefill(llama.model, ids, [compressor])
     _, attentions = forward(llama.stock, ids, [causal(N)] * 4)
     centrality = [0.0] * N
@@ -210,6 +211,25 @@ def test_calibrated_pivot_is_measured_once_and_stored(
     for file in tmp_path.rglob("*.json"):
         file.write_text("{")  # a damaged file is no value: measured again
     assert method.calibrated(llama.model) == first
+
+
+def test_calibrated_pivot_is_the_majority_of_the_arg_max_over_the_whole_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers after the one at which an online search would have stopped count too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    deep = tiny("llama", layers=16).model
+    seen = []
+    for ids in calibration_prompts(deep):
+        compressor = StructKV(kv_ratio=1.0, struct_ratio=1.0, pivot=15).compressor(len(ids), 16)
+        prefill(deep, ids, [compressor])
+        signals = [tuple(map(float, s)) for s in compressor.detector.signals]
+        rule = compressor.detector.rule
+        assert (rule.first, rule.last, len(signals)) == (4, 10, 16)
+        scores = naive_transition(signals, rule.first, rule.last)
+        seen.append(rule.first + scores.index(max(scores)) + 1)
+    expected = max(sorted(set(seen)), key=seen.count)
+    assert StructKV(pivot="calibrated").calibrated(deep).pivot == expected  # type: ignore[attr-defined]
 
 
 def test_a_pivot_outside_the_model_is_refused() -> None:
