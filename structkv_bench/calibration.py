@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from structkv_bench.paths import cache_folder
+from structkv_bench.paths import cache_folder, write_whole
 
 if TYPE_CHECKING:
     from structkv_bench.engine.model import Model
@@ -48,8 +47,5 @@ def once_per_model(model: Model, what: str, prompts: list[list[int]], measure: C
     with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: measured again
         return int(json.loads(file.read_text())["value"])
     value = measure()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps({"model": model.fingerprint, "what": what, "value": value}))
-    draft.replace(file)
+    write_whole(file, json.dumps({"model": model.fingerprint, "what": what, "value": value}))
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,8 @@ class Job:
     cells: list[Cell]
 
 
-def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
-    """The groups whose texts are here, and why each other subtask is left out.
+def available(groups: Sequence[Group]) -> list[Group]:
+    """The groups whose texts are here; stderr is told why each other subtask is left out.
 
     Raises:
         UserError: something is missing and its task says `missing: error`, or nothing is left.
@@ -39,7 +40,9 @@ def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
     left = [group for group in groups if group.subtask not in reasons]
     if not left:
         raise UserError("; ".join(dict.fromkeys(reasons.values())))
-    return left, reasons
+    for subtask, reason in reasons.items():
+        print(f"left out: {subtask}: {reason}", file=sys.stderr)
+    return left
 
 
 def prepare(groups: Sequence[Group], store: Store) -> list[Job]:

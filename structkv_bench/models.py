@@ -39,7 +39,10 @@ def fetch(spec: ModelSpec) -> Path:
     try:
         return Path(snapshot_download(spec.path, revision=spec.revision, ignore_patterns=NOT_NEEDED))
     except Exception as error:  # the hub's client raises many kinds, some of them its transport's
-        raise _not_to_be_had(spec, error) from error
+        raise UserError(
+            f"model {spec.name}: {spec.path} can't be fetched: is there network, and access to it? "
+            f"({kind_and_line(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -127,18 +130,18 @@ def _from_pretrained(kind: Any, spec: ModelSpec, **settings: Any) -> Any:
     try:
         if local is not None:
             return kind.from_pretrained(local, **settings)
-        return kind.from_pretrained(spec.path, revision=spec.revision, **settings)
+        return kind.from_pretrained(spec.path, revision=spec.revision, local_files_only=True, **settings)
     except Exception as error:  # a damaged file surfaces as whatever its parser raises
         if local is None:
-            raise _not_to_be_had(spec, error) from error
+            raise _not_cached(spec) from error
         raise UserError(f"model {spec.name}: {local} can't be loaded: {kind_and_line(error)}") from error
 
 
-def _not_to_be_had(spec: ModelSpec, error: Exception) -> UserError:
+def _not_cached(spec: ModelSpec) -> UserError:
     how = f"model={spec.name}" if spec.name in choices("model") else f"model=custom model.path={spec.path}"
     return UserError(
-        f"model {spec.name}: {spec.path} is no local folder, and not in the cache or not readable "
-        f"({kind_and_line(error)}); where there is network, run: structkv-bench fetch {how}"
+        f"model {spec.name}: {spec.path} is no local folder, and not whole in the hub's cache; "
+        f"where there is network, run: structkv-bench fetch {how}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -19,6 +21,27 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file that appears whole or not at all; its folder is made.
+
+    Raises:
+        UserError: the place is no file's (a folder, a device), or can't be written to.
+    """
+    place = file.resolve()  # through a link to what it points to, not in its place
+    if not file.name or (place.exists() and not place.is_file()):
+        raise UserError(f"{file}: not a file that can be written; give a file's name")
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8", newline="")
+        draft.replace(place)
+    except OSError as error:
+        raise UserError(f"{file}: can't be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:

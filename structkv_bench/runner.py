@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,10 +38,7 @@ def run(setups: Sequence[Setup]) -> int:
     """
     store = Store(setups[0].results_dir)
     store.check_writable()
-    groups, left_out = available(plan(setups))
-    for subtask, reason in left_out.items():
-        print(f"left out: {subtask}: {reason}", file=sys.stderr)
-    jobs = prepare(groups, store)
+    jobs = prepare(available(plan(setups)), store)
     failed = 0
     with (
         store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from structkv_bench.paths import cache_folder
+from structkv_bench.errors import UserError
+from structkv_bench.paths import cache_folder, write_whole
 from structkv_bench.plan import Group
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.task import Sample, Task
@@ -49,7 +49,7 @@ def prompts_of(group: Group, prompts: TokenizerPrompts) -> list[Prompt]:
     if len(known) >= wanted or complete:
         return known[:wanted]
     made = [_measured(sample, prompts) for sample in task.build(group.subtask, group.length, prompts)]
-    with suppress(OSError):  # without a cache the next run makes them again
+    with suppress(UserError):  # without a cache the next run makes them again
         _write(file, made, complete=len(made) < wanted)
     return made
 
@@ -84,12 +84,12 @@ def _code_hash(task: type[Task]) -> str:
 
 
 def _read(file: Path) -> tuple[list[Prompt], bool]:
-    """Cached prompts, and whether the task has no more than these; none if the file is not whole."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        head, *lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found = [Prompt(_sample(line.pop("sample")), **line) for line in lines]
-        if len(found) == head["prompts"]:
-            return found, bool(head["complete"])
+    """Cached prompts, and whether the task has no more than these; none if the file is not as written."""
+    with suppress(OSError, ValueError):
+        head, _, body = file.read_text(encoding="utf-8").partition("\n")
+        if head.startswith(_checksum(body)):
+            lines = [json.loads(line) for line in body.splitlines()]
+            return [Prompt(_sample(line.pop("sample")), **line) for line in lines], head.endswith("all")
     return [], False
 
 
@@ -99,9 +99,9 @@ def _sample(fields: dict[str, object]) -> Sample:
 
 
 def _write(file: Path, made: Iterable[Prompt], complete: bool) -> None:
-    lines = [asdict(prompt) for prompt in made]
-    head = {"prompts": len(lines), "complete": complete}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)), encoding="utf-8")
-    draft.replace(file)
+    body = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in made)
+    write_whole(file, f"{_checksum(body)} {'all' if complete else 'some'}\n{body}")
+
+
+def _checksum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()

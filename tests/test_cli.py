@@ -7,6 +7,7 @@ Rules protected here:
 """
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -303,3 +304,18 @@ def test_subtasks_without_their_texts_are_named_and_the_others_run(tmp_path, mon
     printed = capsys.readouterr()
     assert "left out: qa_1: " in printed.err
     assert "niah_single_1" in printed.out
+
+
+def test_data_never_takes_the_place_of_what_is_no_file(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    given = ["data", "ruler", "--task", "vt", "--length", "2048", "--samples", "1", "--out"]
+    for place in (tmp_path / "pipe", tmp_path, ""):
+        assert main([*given, str(place)]) == 2
+        assert "give a file's name" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+    assert main([*given, str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() != "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "target"]

@@ -111,8 +111,11 @@ class Budgeted(Method):
     def __post_init__(self) -> None:
         """Check the ratio and the budget."""
         check_ratio("kv_ratio", self.kv_ratio)
-        if self.budget is not None and self.budget < 1:
+        if self.budget is None:
+            return
+        if self.budget < 1:
             raise UserError(f"budget={self.budget}: give at least 1 entry")
+        object.__setattr__(self, "kv_ratio", 1.0)  # without a say: cells with the same budget are one
 
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
         """The same budget in each layer, and no more than there is."""
@@ -143,7 +146,7 @@ def check_entries(setting: str, entries: int, tokens: int, protected: int) -> in
     if entries <= protected and entries < tokens:
         raise UserError(
             f"{setting} keeps {entries} of {tokens} prompt tokens, not more than the {protected} that "
-            f"this method always keeps: raise it above {protected}/{tokens}"
+            f"this method always keeps: raise it, to at least {protected + 1} entries"
         )
     return entries
 

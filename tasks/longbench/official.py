@@ -70,7 +70,7 @@ def _files(folder: Path, by_length: bool) -> dict[str, File]:
                 raise UserError(f"{path}: {why}; name it <task>.jsonl after {', '.join(SPECS)}")
             files[task] = File(str(path), path.read_bytes())
     except OSError as error:
-        raise UserError(f"{folder}: can't be read ({kind_and_line(error)})") from error
+        raise UserError(f"{folder}: give the folder of prediction files ({kind_and_line(error)})") from error
     if not files:
         raise UserError(f"{folder}: no <task>.jsonl in it")
     return dict(sorted(files.items(), key=lambda item: _ORDER.index(item[0])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from structkv_bench.paths import expanded, write_whole
 from structkv_bench.task import PromptFormat, Sample
 
 from .data import SUBTASKS
@@ -74,17 +74,11 @@ def write_official(ruler: Ruler, subtask: str, length: int, prompts: PromptForma
         out: the jsonl file; it appears whole or not at all, and its folder is made.
 
     Raises:
-        UserError: as for Ruler.build.
+        UserError: as for Ruler.build, or the file can't be written.
     """
     bare = _Bare(prompts)
     rows = _rows(subtask, ruler.build(subtask, length, bare), bare)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="")
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(expanded(out), "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _rows(subtask: str, samples: list[Sample], prompts: _Bare) -> Iterator[dict[str, Any]]:

@@ -149,7 +149,9 @@ def test_unreachable_hub_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     """Case 16: offline, a hub model fails at once with the command that fetches it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     spec = ModelSpec(name="big", path="nobody/nothing")
-    for use in (models.fetch, models.inspect, models.load):
+    with pytest.raises(UserError, match=r"nobody/nothing can't be fetched: is there network"):
+        models.fetch(spec)
+    for use in (models.inspect, models.load):
         with pytest.raises(UserError, match=r"structkv-bench fetch model=custom model\.path=nobody/nothing"):
             use(spec)
 

@@ -117,7 +117,7 @@ def test_best_takes_the_earliest_of_equals() -> None:
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (SnapKV(budget=8), "budget=8 keeps 8 of 100 .* raise it above 8/100"),
+        (SnapKV(budget=8), "budget=8 keeps 8 of 100 .* raise it, to at least 9 entries"),
         (H2O(kv_ratio=0.05), "kv_ratio=0.05 keeps 5 of 100"),
         (StreamingLLM(budget=4), "not more than the 4"),
         (StructKV(kv_ratio=0.5, struct_ratio=0.08), "struct_ratio=0.08 keeps 8 of 100"),
@@ -127,6 +127,12 @@ def test_a_budget_not_above_the_window_is_refused(method: Method, says: str) -> 
     """Before anything runs, with the numbers."""
     with pytest.raises(UserError, match=says):
         method.compressor(100, 4)
+
+
+def test_beside_a_budget_the_ratio_has_no_say() -> None:
+    """A grid over both is one cell per budget."""
+    assert SnapKV(kv_ratio=0.1, budget=64) == SnapKV(kv_ratio=0.2, budget=64)
+    assert len(compose(["method=snapkv", "method.budget=64", "method.kv_ratio=0.1,0.2"])) == 1
 
 
 @pytest.mark.parametrize("ratio", [0, -0.1, 1.01])

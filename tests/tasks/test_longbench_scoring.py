@@ -257,7 +257,7 @@ def test_bad_prediction_files(name: str, rows: list[Any], message: str, tmp_path
 
 def test_predictions_that_are_not_there_or_not_utf8(tmp_path: Path) -> None:
     """No such folder, and a file in another encoding, are one line each."""
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="give the folder of prediction files"):
         score_folder(tmp_path / "none")
     (tmp_path / "qasper.jsonl").write_bytes(json.dumps(row()).encode() + b'\n{"pred": "caf\xe9"}\n')
     with pytest.raises(UserError, match=r"qasper\.jsonl: line 2: not UTF-8"):
