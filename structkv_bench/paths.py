@@ -32,13 +32,26 @@ def write_whole(file: Path, text: str) -> None:
     place = file.resolve()  # through a link to what it points to, not in its place
     if not file.name or (place.exists() and not place.is_file()):
         raise UserError(f"{file}: not a file that can be written; give a file's name")
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", newline="")
-        draft.replace(place)
+        replace_whole(place, text)
     except OSError as error:
         raise UserError(f"{file}: can't be written ({error.strerror or error})") from error
+
+
+def replace_whole(file: Path, text: str) -> None:
+    """Write a text file that readers find either old or new, on disk when this returns; its folder is made.
+
+    Raises:
+        OSError: it can't be written; what was there is as it was.
+    """
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8", newline="") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(file)
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

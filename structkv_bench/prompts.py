@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from structkv_bench.task import Sample
@@ -23,7 +24,7 @@ class TokenizerPrompts:
     chat_template: bool = True
     """Wrap prompts in the tokenizer's chat template, if it has one."""
 
-    @property
+    @cached_property  # it writes out the whole vocabulary
     def fingerprint(self) -> str:
         """Hash of all that makes ids out of a prompt: vocabulary, rules and chat template."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)

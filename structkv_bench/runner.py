@@ -22,10 +22,8 @@ from structkv_bench.model_spec import ModelSpec
 from structkv_bench.plan import Cell, plan
 from structkv_bench.provenance import provenance
 from structkv_bench.samples import prompt_hash
-from structkv_bench.store import Store
+from structkv_bench.store import Row, Store
 from structkv_bench.task import Sample
-
-Row = dict[str, Any]
 
 
 def run(setups: Sequence[Setup]) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from structkv_bench.errors import UserError
-from structkv_bench.paths import expanded
+from structkv_bench.paths import expanded, replace_whole
 from structkv_bench.plan import Cell
 
 CELL_FILE, ROWS_FILE, LOCK_FILE = "cell.json", "rows.jsonl", ".lock"
@@ -121,8 +121,7 @@ class CellStore:
             about = {"key": self.cell.key, "names": names, "config": self.cell.config, "sessions": []}
         about["sessions"].append(provenance)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _replace(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")
+            replace_whole(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")
         except OSError as error:
             raise self._unwritten(error) from error
 
@@ -234,20 +233,6 @@ def _whole(fd: int) -> int:
         size = os.pread(fd, size, 0).rfind(b"\n") + 1
         os.ftruncate(fd, size)
     return size
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file that readers find either old or new, never half."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _reason(error: OSError) -> str:
