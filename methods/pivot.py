@@ -15,9 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+SIGN = torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64)
+"""Signals are kept as (-H, rho, V): a layer whose attention narrows has steps above 0 in all three."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,18 @@ class PivotDetector:
         best_before = max(scores[:-1])
         clears = self.scores(1)[-2] >= rule.floor
         return scores[-2] == best_before and scores[-1] < best_before and clears
+
+    def trace(self) -> dict[str, list[Any]]:
+        """H, rho, V of the layers seen, and T of those within the range (None elsewhere)."""
+        signals = torch.stack(self.signals) if self.signals else torch.empty(0, 3)
+        scores: list[Any] = [None] * len(self.signals)
+        if len(self.signals) > self.rule.first:
+            within = self.scores(self.rule.first)
+            scores[self.rule.first : self.rule.first + len(within)] = [round(score, 4) for score in within]
+        entropy, sparsity, variance = (
+            [round(float(value), 4) for value in column] for column in (signals * SIGN).T
+        )
+        return {"entropy": entropy, "sparsity": sparsity, "variance": variance, "transition": scores}
 
     def argmax(self) -> int:
         """L* = argmax of T over the whole range, plus 1."""

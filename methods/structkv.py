@@ -132,8 +132,8 @@ class StructKV(Budgeted):
         prompts = calibration_prompts(model)
 
         def measure() -> int:
-            last = len(model.layers) - 1  # as the pivot it lets the detector see the whole range
-            watching = replace(self, pivot=last, struct_ratio=1.0, kv_ratio=1.0, budget=None)
+            # where nothing is dropped the detector sees the whole range
+            watching = replace(self, pivot="online", struct_ratio=1.0, kv_ratio=1.0, budget=None)
             pivots = []
             for ids in prompts:
                 compressor = watching.compressor(len(ids), len(model.layers))
@@ -169,8 +169,9 @@ class StructKVCompressor(Compressor):
         window, pooling, kernel = self.window(layer), self.method.kv_pooling, self.method.kernel
         received = layer.window_attention(window).mean(1)[:, :-window]
         self.at_pivot = False
-        if self.pivot is None and layer.tokens > window:
-            self._observe(layer.index, received)
+        if layer.tokens == layer.prompt_tokens > window:
+            with layer.timed("detection"):
+                self._observe(layer.index, received)
         if self.entries >= layer.tokens:
             return None
         if self.method.kv_selection == "shared":
@@ -190,8 +191,8 @@ class StructKVCompressor(Compressor):
         return min(self.method.window, layer.tokens)
 
     def facts(self) -> dict[str, Any]:
-        """L* of this prompt."""
-        return {"pivot": self.pivot}
+        """L* of this prompt, and the signals of the layers that saw all of it."""
+        return {"pivot": self.pivot, "signals": self.detector.trace()}
 
     def _observe(self, layer: int, received: Tensor) -> None:
         """C <- decay C + S, and one step of the search for L*.
@@ -203,6 +204,8 @@ class StructKVCompressor(Compressor):
             saliency += self.method.decay * self.centrality.to(saliency.device)
         self.centrality = saliency
         self.detector.observe(received.sum(0))
+        if self.pivot is not None:  # with R_struct = 1, where nothing is ever dropped
+            return
         found = layer == self.fixed_pivot if self.fixed_pivot is not None else self.detector.decides_online()
         if found:
             self.pivot, self.at_pivot = layer, True

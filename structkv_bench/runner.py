@@ -95,13 +95,15 @@ def _facts(model: Model, result: Prefilled) -> dict[str, Any]:
     """What a prefill tells of itself, taken before decoding takes its cache over."""
     if result.error is not None:
         return {"prefill_s": result.seconds}
-    tokens, layers = result.cache.seen, result.cache.layers
+    tokens, layers = result.prompt_tokens, result.cache.layers
     return {
         "kept_entries": [layer.positions.numel() for layer in layers],
         "kv_bytes": result.cache.bytes(),
         "kv_bytes_full": model.shape.kv_bytes([tokens] * model.shape.layers),
         "prefill_pct": round(100 * result.prefill_share, 4),
         "prefill_s": round(result.seconds, 4),
+        "prefill_parts_s": {part: round(seconds, 5) for part, seconds in result.parts.items()},
+        "fidelity": result.fidelity,
         **result.compressor.facts(),
     }
 

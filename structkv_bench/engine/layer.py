@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +38,10 @@ class LayerView:
     """Length of the whole prompt (N of every budget), however many tokens are left here."""
     scaling: float
     sliding_window: int | None = None
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds of the method that is choosing, by part; of scores that another took before it, too."""
     borrowed_s: float = 0.0
-    """Seconds that others spent on scores taken from here since this was last set to 0."""
+    """How many of those it did not have to spend itself."""
     _scores: dict[Any, tuple[Tensor, float]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -98,6 +101,13 @@ class LayerView:
             logits.masked_fill_(keys_at <= at - self.sliding_window, -torch.inf)
         return logits.softmax(-1)
 
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count what is done inside as this part of the method's time (prefill.PARTS)."""
+        started = now(self.query)
+        yield
+        self._spend(part, now(self.query) - started)
+
     def _once(self, name: Any, compute: Callable[[], Tensor]) -> Tensor:
         if name not in self._scores:
             started = now(self.query)
@@ -105,4 +115,9 @@ class LayerView:
             self._scores[name] = (result, now(self.query) - started)
         else:
             self.borrowed_s += self._scores[name][1]
-        return self._scores[name][0]
+        scores, seconds = self._scores[name]
+        self._spend("scoring", seconds)
+        return scores
+
+    def _spend(self, part: str, seconds: float) -> None:
+        self.spent[part] = self.spent.get(part, 0.0) + seconds

@@ -45,6 +45,9 @@ class Compressor:
     """Takes the place of causal attention, in prefill and decode, where a method sees less than all keys."""
     evicts_in_decode: bool = False
     """Whether `step` is to be called after each decoded token."""
+    begins_anew: bool = False
+    """Whether the tokens that `keep_tokens` has just chosen are a prompt of their own: they start again
+    at the first layer, with positions 0, 1, 2 ..., and the entries kept so far are dropped."""
 
     def keep_kv(self, layer: LayerView) -> Tensor | None:
         """Which KV entries of this layer stay: indices [heads, kept] into its tokens; None: all.

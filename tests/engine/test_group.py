@@ -11,7 +11,7 @@ from structkv_bench.engine.batch import Batch
 from structkv_bench.engine.decode import decode
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor
-from structkv_bench.engine.prefill import prefill
+from structkv_bench.engine.prefill import PARTS, prefill
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.snapkv import SnapKV
@@ -164,3 +164,26 @@ def test_prefill_seconds_are_a_methods_own_way(llama: Tiny, monkeypatch: pytest.
     snapkv, other = SnapKV(budget=24), SnapKV(budget=20)
     assert llama.prefill(ids, snapkv)[0].seconds == 4 * (10 + 5)
     assert [row.seconds for row in llama.prefill(ids, Full(), other, snapkv)] == [40, 60, 60]
+
+
+def test_parts_of_the_time_add_up(llama: Tiny) -> None:
+    """Figure 7's parts: all of a method's time, each above 0 where the method does such a thing."""
+    structkv = StructKV(kv_ratio=0.3, struct_ratio=0.5, pivot=1)
+    full, row = llama.prefill(llama.prompt(120), Full(), structkv)
+    assert set(row.parts) == set(PARTS)
+    assert min(row.parts.values()) > 0
+    assert row.seconds == sum(row.parts.values())
+    assert (full.parts["scoring"], full.parts["detection"]) == (0, 0)
+
+
+def test_fidelity_is_the_cosine_to_the_pass_that_kept_all(llama: Tiny) -> None:
+    """Figure 5: layers after the cut, over the tokens that were kept; 1 where dropping changes nothing."""
+    ids = llama.prompt(120)
+    structkv = StructKV(kv_ratio=0.3, struct_ratio=0.5, pivot=1)
+    full, row = llama.prefill(ids, Full(), structkv)
+    assert full.fidelity == []
+    assert len(row.fidelity) == 3  # the pivot's own output, then layers 2 and 3
+    assert row.fidelity[0] == 1
+    assert all(0 < value < 1 for value in row.fidelity[1:])
+    [alone] = llama.prefill(ids, structkv)
+    assert alone.fidelity == []

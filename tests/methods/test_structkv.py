@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,4 +251,21 @@ def test_the_compressor_is_typed_for_readers(llama: Tiny) -> None:
     """Online on a prompt no longer than the window keeps all and finds no pivot."""
     [row] = llama.prefill(llama.prompt(6), StructKV(kv_ratio=1.0, struct_ratio=1.0))
     assert isinstance(row.compressor, StructKVCompressor)
-    assert row.compressor.facts() == {"pivot": None}
+    assert row.compressor.facts()["pivot"] is None
+
+
+def test_signals_of_every_layer_that_saw_the_whole_prompt(llama: Tiny) -> None:
+    """Figure 4's values: H of the attention received, in nats, up to the cut; all where none is made."""
+    ids = llama.prompt(120)
+    cut = StructKV(kv_ratio=0.3, struct_ratio=0.4, pivot=1)
+    [row, whole] = llama.prefill(ids, cut, replace(cut, struct_ratio=1.0))
+    signals, all_signals = (each.compressor.facts()["signals"] for each in (row, whole))
+    assert {len(values) for values in signals.values()} == {2}
+    assert {len(values) for values in all_signals.values()} == {4}
+    assert signals["entropy"] == all_signals["entropy"][:2]
+    _, attention = forward(llama.stock, ids, [causal(120)] * 4)
+    received = attention[0][:, -8:, :-8].mean(1).sum(0)
+    share = received / received.sum()
+    assert signals["entropy"][0] == pytest.approx(float(-(share * share.log()).sum()), abs=1e-4)
+    assert signals["sparsity"][0] == pytest.approx(float(share.topk(11).values.sum()), abs=1e-4)
+    assert signals["variance"][0] == pytest.approx(float((share * 112).var(correction=0)), abs=1e-4)
