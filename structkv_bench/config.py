@@ -46,6 +46,8 @@ class Setup:
     task: Task
     protocol: str
     results_dir: str
+    experiment: str | None = None
+    """The file of conf/experiment/ that asked for it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class Preset:
     """As typed on a command line."""
     grids: list[list[str]] = field(default_factory=list)
     """Further overrides, a list for each grid of a preset that has several."""
+    title: str = ""
+    """Of the experiment's table."""
+    columns: str = "subtask"
+    """What has a column of its own in that table: subtask, length, or a setting such as method.decay."""
+    paper: str | None = None
+    """Table of the paper whose numbers stand beside ours, as results/paper/ calls it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ def _setups(grid: Grid, menu: Menu, results_dir: str) -> Iterator[Setup]:
     )
     for (_, model), (method_name, method), (task_name, task) in product(*built):
         protocol = grid["protocol"].values[0]
-        yield Setup(model, method_name, method, task_name, task, protocol, results_dir)
+        experiment = grid["experiment"].values[0] if "experiment" in grid else None
+        yield Setup(model, method_name, method, task_name, task, protocol, results_dir, experiment)
 
 
 @contextmanager
@@ -145,9 +154,24 @@ def _over_presets(group: str, own: Grid) -> list[Grid]:
     ]
 
 
+def load_preset(group: str, name: Any) -> Preset:
+    """The file of a protocol or an experiment, typed.
+
+    Raises:
+        UserError: there is none of this name, or it is not valid.
+    """
+    with _hydra():
+        return _preset(group, name)
+
+
+def _preset(group: str, name: Any) -> Preset:
+    preset: Preset = _build(_checked(Choice(group, name, _file(group, name), Preset)), {})
+    return preset
+
+
 def _presets(group: str, name: Any) -> Iterator[Grid]:
     """The grids of one preset. A protocol's settings are for whoever has them: it fits any run."""
-    preset = _build(_checked(Choice(group, name, _file(group, name), Preset)), {})
+    preset = _preset(group, name)
     for lines in preset.grids or [[]]:
         grid = under(parse(preset.overrides), parse(lines))
         if group in grid:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from structkv_bench import models
+from structkv_bench.config import Setup
 from structkv_bench.errors import UserError, kind_and_line
+from structkv_bench.manifest import UNNAMED, Manifest, read_manifest, write_manifest
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Inspected
-from structkv_bench.plan import Cell, Group
+from structkv_bench.plan import Cell, Group, cells_of
 from structkv_bench.samples import Prompt, prompts_of
 from structkv_bench.store import Store
 
@@ -25,8 +27,17 @@ class Job:
     cells: list[Cell]
 
 
-def available(groups: Sequence[Group]) -> list[Group]:
-    """The groups whose texts are here; stderr is told why each other subtask is left out.
+@dataclass
+class Work:
+    """All that a run is to do."""
+
+    jobs: list[Job]
+    samples: dict[str, int]
+    """Of each cell, done ones included, by its folder."""
+
+
+def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
+    """The groups whose texts are here; why each other subtask is left out, which stderr is told too.
 
     Raises:
         UserError: something is missing and its task says `missing: error`, or nothing is left.
@@ -42,34 +53,59 @@ def available(groups: Sequence[Group]) -> list[Group]:
         raise UserError("; ".join(dict.fromkeys(reasons.values())))
     for subtask, reason in reasons.items():
         print(f"left out: {subtask}: {reason}", file=sys.stderr)
-    return left
+    return left, reasons
 
 
-def prepare(groups: Sequence[Group], store: Store) -> list[Job]:
+def prepare(groups: Sequence[Group], store: Store) -> Work:
     """Every sample with work left, each checked against the model, the methods and the rows there are.
 
     Raises:
         UserError: a prompt that doesn't fit, a budget that can't work, no model, or rows of another one.
     """
     inspected: dict[ModelSpec, Inspected] = {}
-    jobs: list[Job] = []
+    work = Work([], {})
     for group in groups:
         if group.model not in inspected:
             inspected[group.model] = models.inspect(group.model)
-        jobs += _of_group(group, inspected[group.model], store)
-    return jobs
+        model = inspected[group.model]
+        if group.length > model.shape.max_positions:
+            raise UserError(models.too_long(group.model, model.shape, group.length))
+        prompts = prompts_of(group, model.prompts)
+        work.jobs += _of_group(group, model, prompts, store)
+        work.samples |= {cell.folder: len(prompts) for cell in group.cells}
+    return work
 
 
-def _of_group(group: Group, model: Inspected, store: Store) -> Iterator[Job]:
-    if group.length > model.shape.max_positions:
-        raise UserError(models.too_long(group.model, model.shape, group.length))
+def note_in_manifests(setups: Sequence[Setup], work: Work, left_out: dict[str, str], store: Store) -> None:
+    """Tell the results folder what each experiment asked for.
+
+    Raises:
+        UserError: a manifest is damaged, or can't be written.
+    """
+    by_experiment: dict[str, list[Setup]] = {}
+    for setup in setups:
+        by_experiment.setdefault(setup.experiment or UNNAMED, []).append(setup)
+    for experiment, its in by_experiment.items():
+        cells = {
+            cell.folder: min(cell.task.samples, work.samples[cell.folder])
+            for setup in its
+            for cell in cells_of(setup)
+            if cell.folder in work.samples
+        }
+        asked = {subtask for setup in its for subtask in setup.task.subtasks()}
+        manifest = read_manifest(store.path, experiment) or Manifest(experiment)
+        manifest.add(cells, {name: why for name, why in left_out.items() if name in asked}, asked)
+        write_manifest(store.path, manifest)
+
+
+def _of_group(group: Group, model: Inspected, prompts: Sequence[Prompt], store: Store) -> Iterator[Job]:
     done: dict[str, dict[str, str]] = {}
     for cell in group.cells:
         store.cell(cell).check(model.identity)
         # failed samples are tried again
         rows = store.cell(cell).rows().items()
         done[cell.key] = {id: row["prompt_sha256"] for id, row in rows if row["status"] == "ok"}
-    for prompt in prompts_of(group, model.prompts):
+    for prompt in prompts:
         _check(group, prompt, model)
         left = [cell for cell in group.cells if not _has(done[cell.key], prompt, cell)]
         if left:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ class Group:
 def plan(setups: Iterable[Setup]) -> list[Group]:
     """Groups of the setups' cells, as typed; of a cell asked for twice, the run with more samples."""
     cells: dict[str, Cell] = {}
-    for cell in _cells(setups):
+    for cell in (cell for setup in setups for cell in cells_of(setup)):
         known = cells.get(cell.folder)
         if known is None or known.task.samples < cell.task.samples:
             cells[cell.folder] = cell
@@ -114,20 +114,22 @@ def plan(setups: Iterable[Setup]) -> list[Group]:
     return [Group(tuple(group)) for group in groups.values()]
 
 
-def _cells(setups: Iterable[Setup]) -> Iterator[Cell]:
-    for setup in setups:
-        for subtask in setup.task.subtasks():
-            for length in setup.task.lengths:
-                yield Cell(
-                    setup.model,
-                    setup.method_name,
-                    setup.method,
-                    setup.task_name,
-                    setup.task,
-                    subtask,
-                    length,
-                    setup.protocol,
-                )
+def cells_of(setup: Setup) -> list[Cell]:
+    """A cell for each of its subtasks and lengths."""
+    return [
+        Cell(
+            setup.model,
+            setup.method_name,
+            setup.method,
+            setup.task_name,
+            setup.task,
+            subtask,
+            length,
+            setup.protocol,
+        )
+        for subtask in setup.task.subtasks()
+        for length in setup.task.lengths
+    ]
 
 
 def _settings(settings: Any) -> dict[str, Any]:

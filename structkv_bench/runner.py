@@ -17,7 +17,7 @@ from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import Prefilled, prefill
 from structkv_bench.errors import UserError, kind_and_line
-from structkv_bench.jobs import Job, available, prepare
+from structkv_bench.jobs import Job, available, note_in_manifests, prepare
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.plan import Cell, plan
 from structkv_bench.provenance import provenance
@@ -36,12 +36,14 @@ def run(setups: Sequence[Setup]) -> int:
     """
     store = Store(setups[0].results_dir)
     store.check_writable()
-    jobs = prepare(available(plan(setups)), store)
-    failed = 0
+    groups, left_out = available(plan(setups))
+    work = prepare(groups, store)
+    jobs, failed = work.jobs, 0
     with (
         store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),
         _progress() as progress,
     ):
+        note_in_manifests(setups, work, left_out, store)
         bar = progress.add_task("samples", total=sum(job.prompt.tokens for job in jobs))
         for model, methods, job in _with_models(jobs, store):
             rows = run_sample(model, job.prompt.sample, job.cells, methods)

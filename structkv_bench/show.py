@@ -32,7 +32,7 @@ def show(setups: Sequence[Setup], number: int = 0, answer: str | None = None) ->
         UserError: as for a run, or there is no such sample.
     """
     pages = []
-    for group in available(plan(setups)):
+    for group in available(plan(setups))[0]:
         model = models.inspect(group.model)
         if group.length > model.shape.max_positions:
             raise UserError(models.too_long(group.model, model.shape, group.length))

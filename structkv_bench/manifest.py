@@ -1,0 +1,73 @@
+"""What a results folder was asked to hold: a file per experiment, with its cells and their samples.
+
+Rows alone can't tell a run that is whole from one that has hardly begun; tables and `status` read it here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from structkv_bench.errors import UserError
+from structkv_bench.paths import expanded, write_whole
+
+FOLDER = "manifests"
+UNNAMED = "run"
+"""Stands for the experiment of a run that names none."""
+
+
+@dataclass
+class Manifest:
+    """One experiment's cells; a later run of it adds its own."""
+
+    experiment: str
+    cells: dict[str, int] = field(default_factory=dict)
+    """Samples asked for, by the cell's folder."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Subtasks whose texts were not there, each with the reason."""
+
+    def add(self, cells: dict[str, int], left_out: dict[str, str], asked: Iterable[str]) -> None:
+        """Take in a further run, which asked for the subtasks `asked`."""
+        for folder, samples in cells.items():
+            self.cells[folder] = max(samples, self.cells.get(folder, 0))
+        self.left_out = {name: why for name, why in self.left_out.items() if name not in set(asked)}
+        self.left_out |= left_out
+
+
+def read_manifest(results_dir: str | Path, experiment: str) -> Manifest | None:
+    """What was asked for under this name; None: nothing.
+
+    Raises:
+        UserError: the file is damaged or can't be read.
+    """
+    file = _file(results_dir, experiment)
+    try:
+        return Manifest(**json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{file}: can't be read ({error.strerror})") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: damaged; delete it, and the same run command writes it anew") from error
+
+
+def read_manifests(results_dir: str | Path) -> list[Manifest]:
+    """Every experiment of a results folder, by name."""
+    names = sorted(file.stem for file in (expanded(results_dir) / FOLDER).glob("*.json"))
+    return [found for name in names if (found := read_manifest(results_dir, name)) is not None]
+
+
+def write_manifest(results_dir: str | Path, manifest: Manifest) -> None:
+    """Put it in its place, whole.
+
+    Raises:
+        UserError: it can't be written.
+    """
+    text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
+    write_whole(_file(results_dir, manifest.experiment), text)
+
+
+def _file(results_dir: str | Path, experiment: str) -> Path:
+    return expanded(results_dir) / FOLDER / f"{experiment}.json"
