@@ -27,6 +27,7 @@ from structkv_bench.engine.method import (
     Method,
     check_choice,
     check_entries,
+    check_layer,
     check_ratio,
     check_window,
 )
@@ -96,8 +97,8 @@ class StructKV(Budgeted):
         Raises:
             UserError: a pivot outside the model, or a budget not above the window.
         """
-        if isinstance(self.pivot, int) and not 0 <= self.pivot < layers:
-            raise UserError(f"pivot={self.pivot}: the model has layers 0 to {layers - 1}")
+        if isinstance(self.pivot, int):
+            check_layer("pivot", self.pivot, layers)
         skeleton = int(prompt_tokens * self.struct_ratio)
         return StructKVCompressor(
             self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from structkv_bench.errors import UserError, one_line
 
@@ -26,6 +27,15 @@ def described(group: str) -> list[tuple[str, str]]:
     """
     describe = _description if group in ("protocol", "experiment") else _comment
     return [(name, describe(conf_dir() / group / f"{name}.yaml")) for name in choices(group)]
+
+
+def preset_values(experiment: str) -> dict[str, Any]:
+    """What an experiment's file says, as plain values (config.Preset types them for a run)."""
+    import yaml
+
+    text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    values: dict[str, Any] = yaml.safe_load(text) or {}
+    return values
 
 
 def _comment(path: Path) -> str:

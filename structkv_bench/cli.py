@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from structkv_bench.errors import UserError, one_line
-from structkv_bench.report.results import Format, render, results
+from structkv_bench.report.render import Format
+from structkv_bench.report.results import render, results
 
 if TYPE_CHECKING:
     from structkv_bench.task import PromptFormat
@@ -31,6 +32,11 @@ Overrides = Annotated[
         "a comma list runs every value.",
     ),
 ]
+
+Results = Annotated[
+    list[Path] | None, typer.Option("--results", help="Results folder; give it again to merge several.")
+]
+DEFAULT_RESULTS = (Path("results/runs"),)
 
 
 class Suite(StrEnum):
@@ -104,11 +110,11 @@ def run(overrides: Overrides = None) -> None:
     from structkv_bench.plan import plan
 
     setups = compose(overrides or [])
-    folders = [cell.folder for group in plan(setups) for cell in group.cells]
+    keys = [cell.key for group in plan(setups) for cell in group.cells]
     from structkv_bench import runner  # only now: it imports transformers
 
     failed = runner.run(setups)
-    _print_results(setups[0].results_dir, Format.TABLE, folders)
+    _print_results([setups[0].results_dir], Format.TABLE, keys)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -159,10 +165,30 @@ def list_choices(what: Annotated[Listing, typer.Argument(help="What to list.")])
 @app.command("results")
 def print_results(
     format: Annotated[Format, typer.Option(help="How to print them.")] = Format.TABLE,
-    results_dir: Annotated[Path, typer.Option("--results", help="Results folder.")] = Path("results/runs"),
+    results_dirs: Results = None,
 ) -> None:
-    """Print a row per cell of a results folder."""
-    _print_results(results_dir, format)
+    """Print a row per cell of the results, and one per average."""
+    _print_results(results_dirs or DEFAULT_RESULTS, format)
+
+
+@app.command()
+def table(
+    experiment: Annotated[str, typer.Argument(help="Number of the paper's table, or an experiment's name.")],
+    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.TABLE,
+    compare: Annotated[bool, typer.Option("--compare", help="The paper's numbers below ours.")] = False,
+    intervals: Annotated[bool, typer.Option("--intervals", help="Each score's 95 % interval.")] = False,
+    reference: Annotated[str, typer.Option(help="The method that others are tested against.")] = "structkv",
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Put rows of different protocols or texts in one table.")
+    ] = False,
+    results_dirs: Results = None,
+) -> None:
+    """Print a table of the paper, or of any experiment, from the stored rows."""
+    from structkv_bench.report.printed import Wish, named, print_table
+
+    wish = Wish(reference, compare, intervals, allow_mixed)
+    name = named(experiment, "table")
+    print(print_table(name, results_dirs or DEFAULT_RESULTS, format, wish, _terminal()))
 
 
 @app.command()
@@ -217,9 +243,15 @@ def _prompts(tokenizer: str) -> PromptFormat:
     return models.inspect(setup.model).prompts
 
 
-def _print_results(results_dir: str | Path, format: Format, folders: Iterable[str] | None = None) -> None:
-    lines, note = results(results_dir, folders)
-    terminal = shutil.get_terminal_size(fallback=(0, 0)).columns
-    print(render(lines, format, terminal or None))
+def _print_results(
+    results_dirs: Sequence[str | Path], format: Format, keys: Collection[str] | None = None
+) -> None:
+    lines, note = results(results_dirs, keys)
+    print(render(lines, format, _terminal()))
     if note:
         print(note, file=sys.stderr)
+
+
+def _terminal() -> int | None:
+    """Columns of the terminal; None: the output goes elsewhere."""
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None

@@ -154,16 +154,6 @@ def _over_presets(group: str, own: Grid) -> list[Grid]:
     ]
 
 
-def load_preset(group: str, name: Any) -> Preset:
-    """The file of a protocol or an experiment, typed.
-
-    Raises:
-        UserError: there is none of this name, or it is not valid.
-    """
-    with _hydra():
-        return _preset(group, name)
-
-
 def _preset(group: str, name: Any) -> Preset:
     preset: Preset = _build(_checked(Choice(group, name, _file(group, name), Preset)), {})
     return preset

@@ -87,7 +87,11 @@ def note_in_manifests(setups: Sequence[Setup], work: Work, left_out: dict[str, s
         by_experiment.setdefault(setup.experiment or UNNAMED, []).append(setup)
     for experiment, its in by_experiment.items():
         cells = {
-            cell.folder: min(cell.task.samples, work.samples[cell.folder])
+            cell.folder: {
+                "samples": min(cell.task.samples, work.samples[cell.folder]),
+                "names": cell.names,
+                "config": cell.config,
+            }
             for setup in its
             for cell in cells_of(setup)
             if cell.folder in work.samples

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from structkv_bench.errors import UserError
 from structkv_bench.paths import expanded, write_whole
@@ -23,15 +24,16 @@ class Manifest:
     """One experiment's cells; a later run of it adds its own."""
 
     experiment: str
-    cells: dict[str, int] = field(default_factory=dict)
-    """Samples asked for, by the cell's folder."""
+    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the cell's folder: `samples` asked for, and `names` and `config` as in its cell.json."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Subtasks whose texts were not there, each with the reason."""
 
-    def add(self, cells: dict[str, int], left_out: dict[str, str], asked: Iterable[str]) -> None:
+    def add(self, cells: dict[str, dict[str, Any]], left_out: dict[str, str], asked: Iterable[str]) -> None:
         """Take in a further run, which asked for the subtasks `asked`."""
-        for folder, samples in cells.items():
-            self.cells[folder] = max(samples, self.cells.get(folder, 0))
+        for folder, cell in cells.items():
+            known = self.cells.get(folder, cell)
+            self.cells[folder] = cell | {"samples": max(cell["samples"], known["samples"])}
         self.left_out = {name: why for name, why in self.left_out.items() if name not in set(asked)}
         self.left_out |= left_out
 

@@ -59,6 +59,16 @@ class Cell:
         return hashlib.sha256(_canonical(self.config).encode()).hexdigest()[:16]
 
     @property
+    def names(self) -> dict[str, str]:
+        """What its choices are called; a name changes no prediction."""
+        return {
+            "model": self.model.name,
+            "method": self.method_name,
+            "task": self.task_name,
+            "protocol": self.protocol,
+        }
+
+    @property
     def folder(self) -> str:
         """Name of its folder among the results."""
         settings = self.config["method"]

@@ -112,13 +112,12 @@ class CellStore:
         if file.exists():
             about = read_about(file)
         else:
-            names = {
-                "model": self.cell.model.name,
-                "method": self.cell.method_name,
-                "task": self.cell.task_name,
-                "protocol": self.cell.protocol,
+            about = {
+                "key": self.cell.key,
+                "names": self.cell.names,
+                "config": self.cell.config,
+                "sessions": [],
             }
-            about = {"key": self.cell.key, "names": names, "config": self.cell.config, "sessions": []}
         about["sessions"].append(provenance)
         try:
             replace_whole(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 
@@ -33,6 +34,10 @@ class Sample:
     """How many tokens of the prompt were cut out to fit."""
     fields: dict[str, Any] = field(default_factory=dict)
     """What a table or figure groups by (depth, ...): copied into the result row."""
+
+
+Scores = Mapping[str, Sequence[tuple[Mapping[str, Any], float]]]
+"""Of each subtask: `Sample.fields` and score, from 0 to 1, of each sample."""
 
 
 class PromptFormat(Protocol):
@@ -80,6 +85,16 @@ class Task(ABC):
         """Further official scores, which the row keeps beside the first."""
         return {}
 
+    @staticmethod
+    def averages(scores: Scores) -> dict[str, float]:
+        """What the suite's papers report beside each subtask's mean, in percent.
+
+        Every subtask of `scores` has samples. A name says so where the average is not over all.
+        """
+        if len(scores) < 2:
+            return {}
+        return {f"mean of {len(scores)} tasks": 100 * mean_of_means(scores)}
+
     def unavailable(self) -> dict[str, str]:
         """The chosen subtasks whose texts are not here, each with the reason in one line.
 
@@ -102,3 +117,13 @@ class Task(ABC):
             UserError: it is not to be had.
         """
         return []
+
+
+def mean_of_means(scores: Scores) -> float:
+    """The plain mean of the subtasks' means, from 0 to 1."""
+    return fmean(fmean(score for _, score in some) for some in scores.values())
+
+
+def labelled(name: str, found: int, of: int, what: str) -> str:
+    """The name of an average, which says so where it is not over all."""
+    return name if found == of else f"{name}, {found} of {of} {what}"

@@ -14,7 +14,8 @@ import pytest
 from structkv_bench.config import compose
 from structkv_bench.errors import UserError
 from structkv_bench.plan import Cell, plan
-from structkv_bench.report.results import Format, line, render, results
+from structkv_bench.report.render import Format
+from structkv_bench.report.results import line, render, results
 from structkv_bench.store import Store
 
 COLUMNS = [
@@ -33,7 +34,8 @@ def failed(sample: int) -> dict[str, object]:
 
 
 def cells(*overrides: str) -> list[Cell]:
-    return [cell for group in plan(compose([*overrides, "task.lengths=[64,128]"])) for cell in group.cells]
+    lengths = [] if any("lengths" in text for text in overrides) else ["task.lengths=[64,128]"]
+    return [cell for group in plan(compose([*overrides, *lengths])) for cell in group.cells]
 
 
 def stored(folder, cell: Cell, *rows: dict[str, object]) -> None:
@@ -92,20 +94,51 @@ def folder(tmp_path):
 
 
 def test_all_results_come_in_the_order_of_their_columns_numbers_as_numbers(folder):
-    lines, note = results(folder)
+    found, note = results([folder])
+    lines = found[: 5 * 2 * 6]
     order = [(one["task"], one["length"], one["method"], one["kv_ratio"] or 0) for one in lines]
     assert order == sorted(order)
-    assert len(lines) == 5 * 2 * 6
+    assert len(found) == 5 * 2 * 6 + 5 * 2  # an average of each method at each length follows
     assert note is None
+
+
+def test_an_average_follows_that_says_over_what_it_is(tmp_path):
+    """The plain mean of the tasks' means, whatever their n; a task without samples is named as missing."""
+    for cell in cells("method=snapkv,full", "task=ruler", "task.subset=[vt,cwe,fwe]"):
+        score = {"vt": 1.0, "cwe": 0.5, "fwe": 0.0}[cell.subtask]
+        rows = [row(i, score=score) for i in range(5 if cell.subtask == "vt" else 2)]
+        stored(tmp_path, cell, *([] if (cell.subtask, cell.length) == ("fwe", 128) else rows))
+    lines, _ = results([tmp_path])
+    averages = [(one["method"], one["length"], one["task"], one["score"], one["n"]) for one in lines[12:]]
+    assert averages == [
+        ("full", 64, "mean of 3 of 13 tasks", 50.0, 9),
+        ("snapkv", 64, "mean of 3 of 13 tasks", 50.0, 9),
+        ("full", 128, "mean of 2 of 13 tasks", 75.0, 7),
+        ("snapkv", 128, "mean of 2 of 13 tasks", 75.0, 7),
+    ]
+
+
+def test_each_suite_has_its_own_averages(tmp_path):
+    for cell in cells("method=full", "task=longbench,longbench_v2,ruler", "task.lengths=[64]"):
+        rows = [row(i, fields={"difficulty": "easy", "length": "short"}, score=float(i == 0)) for i in (0, 1)]
+        stored(tmp_path, cell, *rows)
+    lines, _ = results([tmp_path])
+    assert {one["task"]: one["score"] for one in lines if one["kv_bytes_pct"] is None} == {
+        "avg16 (plain mean of the 16 English tasks)": 50.0,
+        "official (mean of category means)": 50.0,
+        "overall, 2 of 503 questions": 50.0,
+        "easy, 2 of 192 questions": 50.0,
+        "short, 2 of 180 questions": 50.0,
+        "mean of 13 tasks": 50.0,
+    }
 
 
 def test_results_of_given_cells_come_in_the_order_given(folder):
     wanted = [
-        c.folder
-        for c in cells("method=structkv,full", "method.kv_ratio=0.2", "task=ruler", "task.subset=[vt]")
+        c.key for c in cells("method=structkv,full", "method.kv_ratio=0.2", "task=ruler", "task.subset=[vt]")
     ]
-    lines, _ = results(folder, wanted)
-    assert [(one["method"], one["length"]) for one in lines] == [
+    lines, _ = results([folder], wanted)
+    assert [(one["method"], one["length"]) for one in lines] == [  # of one task there is no average
         *(("structkv", 64), ("full", 64), ("structkv", 128), ("full", 128))
     ]
 
@@ -114,7 +147,7 @@ def test_what_is_left_out_is_said(tmp_path):
     stored(tmp_path, STRUCTKV, row(0), failed(1))
     with (tmp_path / STRUCTKV.folder / "rows.jsonl").open("a") as file:
         file.write('{"sample": "2", "sta')
-    _, note = results(tmp_path)
+    _, note = results([tmp_path])
     assert "1 failed" in note
     assert "1 damaged line" in note
     assert "\n" not in note
@@ -122,11 +155,11 @@ def test_what_is_left_out_is_said(tmp_path):
 
 def test_no_results_is_an_error(tmp_path):
     with pytest.raises(UserError, match="no results"):
-        results(tmp_path)
+        results([tmp_path])
 
 
 def test_csv_and_json_and_markdown_say_the_same(folder):
-    lines, _ = results(folder)
+    lines, _ = results([folder])
     assert json.loads(render(lines, Format.JSON)) == lines
     read = list(csv.DictReader(render(lines, Format.CSV).splitlines()))
     assert list(read[0]) == COLUMNS
@@ -145,15 +178,16 @@ def test_csv_and_json_and_markdown_say_the_same(folder):
 def test_a_table_fits_its_terminal_and_cuts_no_number(tmp_path, width, tasks):
     for cell in cells("method=full,streaming_llm,structkv", "method.kv_ratio=0.2", tasks):
         stored(tmp_path, cell, row(0, kv_bytes=99.99, prefill_s=1234.567, decode_s=1234.5, pivot=13))
-    lines, _ = results(tmp_path)
+    lines, _ = results([tmp_path])
     text = render(lines, Format.TABLE, width)
     assert max(map(len, text.splitlines())) <= width
+    of_cells = [one for one in lines if one["kv_bytes_pct"] is not None]
     for number in ("100.00", "99.99", "1234.567", "1234.500"):
-        assert text.count(number) >= len(lines)
+        assert text.count(number) >= len(of_cells)
 
 
 def test_a_table_with_room_has_every_column_on_one_line(folder):
-    lines, _ = results(folder)
+    lines, _ = results([folder])
     head, _, *rows = render(lines, Format.TABLE).splitlines()
     assert head.split() == COLUMNS
     assert len(rows) == len(lines)
@@ -162,7 +196,7 @@ def test_a_table_with_room_has_every_column_on_one_line(folder):
 def test_what_all_rows_of_a_narrow_table_share_stands_above_it(tmp_path):
     for cell in cells("method=full,streaming_llm"):
         stored(tmp_path, cell, row(0))
-    assert render(results(tmp_path)[0], Format.TABLE, 80).startswith("model: smollm2_135m\n")
+    assert render(results([tmp_path])[0], Format.TABLE, 80).startswith("model: smollm2_135m\n")
 
 
 def test_cells_that_differ_look_different():

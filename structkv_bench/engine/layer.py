@@ -71,20 +71,29 @@ class LayerView:
         """Attention of the last `window` queries, softmax in fp32: [heads, window, tokens]."""
         return self._once(("window", window), lambda: self._probabilities(self.tokens - window, self.tokens))
 
-    def column_sums(self) -> Tensor:
-        """Attention that each key receives from all queries that see it, fp32: [heads, tokens].
+    def column_sums(self, last: int | None = None, newest_weight: float = 1.0) -> Tensor:
+        """Attention that each key receives from the queries that see it, fp32: [heads, tokens].
 
         Exact and causal, in blocks of queries: no tokens x tokens matrix exists at any time.
+
+        Args:
+            last: of the last so many queries alone; by default of all.
+            newest_weight: how much the last query counts, beside 1 for the first of them and even steps.
         """
+        first = 0 if last is None else self.tokens - last
 
         def sums() -> Tensor:
             total = torch.zeros(self.query.shape[0], self.tokens, device=self.query.device)
-            for start in range(0, self.tokens, COLUMN_SUM_BLOCK):
+            weights = torch.linspace(1.0, newest_weight, self.tokens - first, device=self.query.device)
+            for start in range(first, self.tokens, COLUMN_SUM_BLOCK):
                 stop = min(start + COLUMN_SUM_BLOCK, self.tokens)
-                total[:, :stop] += self._probabilities(start, stop).sum(1)
+                rows = self._probabilities(start, stop)
+                if newest_weight != 1:
+                    rows *= weights[start - first : stop - first, None]
+                total[:, :stop] += rows.sum(1)
             return total
 
-        return self._once("column_sums", sums)
+        return self._once(("column_sums", first, newest_weight), sums)
 
     def _probabilities(self, start: int, stop: int) -> Tensor:
         """Causal attention of queries start..stop-1 to keys 0..stop-1, fp32: [heads, stop-start, stop]."""

@@ -154,6 +154,17 @@ def check_entries(setting: str, entries: int, tokens: int, protected: int) -> in
     return entries
 
 
+def check_layer(name: str, layer: int, layers: int) -> int:
+    """`layer`, as what the setting `name` says.
+
+    Raises:
+        UserError: the model has no such layer.
+    """
+    if not 0 <= layer < layers:
+        raise UserError(f"{name}={layer}: the model has layers 0 to {layers - 1}")
+    return layer
+
+
 def check_ratio(name: str, ratio: float) -> None:
     """Raise UserError unless 0 < ratio <= 1."""
     if not 0 < ratio <= 1:

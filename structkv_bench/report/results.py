@@ -1,168 +1,132 @@
-"""Rows -> one line per cell, as a table, CSV, JSON or Markdown."""
+"""Cells -> one line each, and one per average of a suite, as a table, CSV, JSON or Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
+import importlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median, mode
-from typing import Any
+from typing import Any, cast
 
-from structkv_bench.catalog import conf_dir
-from structkv_bench.store import Row, read_cells
+from structkv_bench.report.naming import kv_ratio, method_label, task_label
+from structkv_bench.report.render import Format, Grid, grid_text, lines_text
+from structkv_bench.report.stored import Stored, load
+from structkv_bench.store import Row
+from structkv_bench.task import Scores, Task
 
 Line = dict[str, Any]
-"""One cell, by column; None where there is nothing to say."""
+"""One cell or average, by column; None where there is nothing to say."""
 
 DECIMALS = {"score": 2, "kv_bytes_pct": 2, "prefill_pct": 2, "prefill_s": 3, "decode_s": 3}
 TEXT = ("model", "method", "task")
-OWN_COLUMN = {"kv_ratio", "_target_"}
 SHAREABLE = ("model", "task", "length", "n", "failed")
 """Columns that a narrow table states once if all its rows agree."""
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    MARKDOWN = "markdown"
-
-
-def results(results_dir: str | Path, folders: Iterable[str] | None = None) -> tuple[list[Line], str | None]:
-    """A line per cell, and a footnote if samples failed or lines of the files are damaged.
+def results(
+    results_dirs: Sequence[str | Path], keys: Collection[str] | None = None
+) -> tuple[list[Line], str | None]:
+    """A line per cell and average, and a footnote if samples failed or lines of the files are damaged.
 
     Args:
-        results_dir: where `structkv-bench run` put them.
-        folders: only these cells, in this order; None: all, in the order of their columns.
+        results_dirs: where `structkv-bench run` put them; several are merged.
+        keys: only these cells, in this order; None: all, in the order of their columns.
 
     Raises:
-        UserError: there are no results, or a cell.json is damaged.
+        UserError: there are no results, or a file is damaged.
     """
-    lines, torn = [], 0
-    for about, rows, damaged in read_cells(results_dir, folders):
-        lines.append(line(about, rows))
-        torn += damaged
-    if folders is None:
+    evidence = load(results_dirs, keys=keys)
+    lines = [(cell, line(cell.about, list(cell.rows.values()))) for cell in evidence.cells]
+    if keys is None:
         order = ("model", "task", "length", "method", "kv_ratio")
-        lines.sort(key=lambda one: [(one[name] is not None, one[name]) for name in order])
-    failed = sum(one["failed"] for one in lines)
-    notes = [
-        f"{failed} failed samples are not in the means; the same run command tries them again"
-        if failed
-        else "",
-        f"{torn} damaged lines in {results_dir} were skipped; those samples run again" if torn else "",
-    ]
-    return lines, "; ".join(filter(None, notes)) or None
+        lines.sort(key=lambda one: [(one[1][name] is not None, one[1][name]) for name in order])
+    failed = sum(cell.failed for cell, _ in lines)
+    notes = [f"{failed} failed samples are not in the means; the same run command tries them again"]
+    found = [one for _, one in lines] + _average_lines(lines)
+    return found, "; ".join([*(notes if failed else []), *evidence.notes]) or None
 
 
 def line(about: Row, rows: Sequence[Row]) -> Line:
     """The columns of one cell."""
     config, ok = about["config"], [row for row in rows if row["status"] == "ok"]
-    method = config["method"]
 
     def over(statistic: Callable[[list[Any]], Any], value: Callable[[Row], Any]) -> Any:
         values = [number for row in ok if (number := value(row)) is not None]
         return statistic(values) if values else None
 
-    columns = {
-        "model": about["names"]["model"],
-        "method": _named("method", about["names"]["method"], method, about["names"]["method"]),
-        "kv_ratio": None if method.get("budget") else method.get("kv_ratio"),
-        "task": _named("task", about["names"]["task"], config["task"], config["subtask"]),
-        "length": config["length"],
-        "n": len(ok),
-        "failed": len(rows) - len(ok),
-        "score": over(mean, lambda row: 100 * row["score"]),
-        "kv_bytes_pct": over(mean, lambda row: 100 * row["kv_bytes"] / row["kv_bytes_full"]),
-        "prefill_pct": over(mean, lambda row: row["prefill_pct"]),
-        "pivot": over(mode, lambda row: row["pivot"]),
-        "prefill_s": over(median, lambda row: row["prefill_s"]),
-        "decode_s": over(median, lambda row: row["decode_s"]),
-    }
+    return _rounded(
+        {
+            "model": about["names"]["model"],
+            "method": method_label(about),
+            "kv_ratio": kv_ratio(about),
+            "task": task_label(about),
+            "length": config["length"],
+            "n": len(ok),
+            "failed": len(rows) - len(ok),
+            "score": over(mean, lambda row: 100 * row["score"]),
+            "kv_bytes_pct": over(mean, lambda row: 100 * row["kv_bytes"] / row["kv_bytes_full"]),
+            "prefill_pct": over(mean, lambda row: row["prefill_pct"]),
+            "pivot": over(mode, lambda row: row["pivot"]),
+            "prefill_s": over(median, lambda row: row["prefill_s"]),
+            "decode_s": over(median, lambda row: row["decode_s"]),
+        }
+    )
+
+
+def _rounded(columns: Line) -> Line:
     return {
         name: round(value, DECIMALS[name]) if name in DECIMALS and value is not None else value
         for name, value in columns.items()
     }
 
 
-def _named(group: str, choice: str, settings: Row, shown: str) -> str:
-    """A name with the settings that are not those of its config: cells that differ look different."""
-    defaults = _defaults(group, choice)
-    changed = {
-        key: value
-        for key, value in settings.items()
-        if key in defaults.keys() - OWN_COLUMN and value != defaults[key] and str(value) not in shown
-    }
-    # of a path its last part, which tells texts apart and fits a table
-    return " ".join([shown, *(f"{key}={str(value).rpartition('/')[2]}" for key, value in changed.items())])
+def _average_lines(lines: Iterable[tuple[Stored, Line]]) -> list[Line]:
+    """The averages of each suite, for each method at each length, over the subtasks that have samples."""
+    suites: dict[str, list[tuple[Stored, Line]]] = {}
+    for cell, one in lines:
+        config, names = cell.about["config"], cell.about["names"]
+        same = [config["model"], config["method"], config["task"], config["length"], names["protocol"]]
+        if cell.ok:
+            suites.setdefault(json.dumps([*same, names["model"]]), []).append((cell, one))
+    found = []
+    for members in suites.values():
+        scores = {cell.subtask: [scored(row) for row in cell.ok.values()] for cell, _ in members}
+        for name, value in averages_of(members[0][0].about, scores).items():
+            n, failed = (sum(one[column] for _, one in members) for column in ("n", "failed"))
+            average = dict.fromkeys(members[0][1]) | {"task": name, "n": n, "failed": failed, "score": value}
+            kept = {column: members[0][1][column] for column in ("model", "method", "kv_ratio", "length")}
+            found.append(_rounded(average | kept))
+    return found
 
 
-@cache
-def _defaults(group: str, choice: str) -> Row:
-    import yaml
+def scored(row: Row) -> tuple[Row, float]:
+    """What `Task.averages` takes of a row."""
+    return row.get("fields") or {}, row["score"]
 
-    file = conf_dir() / group / f"{choice}.yaml"
-    if not file.is_file():  # a class of the user's
-        return {}
-    values: Row = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return values
+
+def averages_of(about: Row, scores: Scores) -> dict[str, float]:
+    """What the cell's suite averages; for a suite of the user's that can't be imported, the plain mean."""
+    module, _, name = str(about["config"]["task"]["_target_"]).rpartition(".")
+    try:
+        averages = getattr(importlib.import_module(module), name).averages
+    except (ImportError, AttributeError, ValueError):
+        averages = Task.averages
+    return cast(dict[str, float], averages(scores))
 
 
 def render(lines: Sequence[Line], format: Format, width: int | None = None) -> str:
     """Lines as text, no line break at its end; a table takes `width` columns at most (None: all it needs)."""
-    if format is Format.JSON:
-        return json.dumps(lines, ensure_ascii=False, indent=2)
     names = list(lines[0])
     cells = [[_text(name, one[name]) for name in names] for one in lines]
+    if format is Format.JSON:
+        return lines_text(lines, format)
     if format is Format.CSV:
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([names, *cells])
-        return out.getvalue().rstrip("\n")
-    if format is Format.MARKDOWN:
-        rule = ["---" if name in TEXT else "---:" for name in names]
-        return "\n".join(f"| {' | '.join(row)} |" for row in (names, rule, *cells))
-    return _table(names, cells, width)
+        return lines_text([dict(zip(names, row, strict=True)) for row in cells], format)
+    return grid_text(Grid(names, cells, TEXT), format, width, SHAREABLE)
 
 
 def _text(name: str, value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.{DECIMALS[name]}f}" if name in DECIMALS else str(value)
-
-
-def _table(names: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> str:
-    """A table; where it would be wider than `width`, what all rows share stands above it."""
-    whole = _drawn(names, names, cells, gap=2)
-    if width is None or max(map(len, whole.splitlines())) <= width:
-        return whole
-    columns = dict(zip(names, zip(*cells, strict=True), strict=True))
-    shared = [name for name in SHAREABLE if len(set(columns[name])) == 1]
-    left = [name for name in names if name not in shared]
-    rows = list(zip(*(columns[name] for name in left), strict=True))
-    drawn = _drawn(left, [name.replace("_", "\n") for name in left], rows, gap=1, width=width)
-    return "\n".join([*(f"{name}: {columns[name][0]}" for name in shared), drawn])
-
-
-def _drawn(
-    names: Sequence[str], heads: Sequence[str], cells: Iterable[Sequence[str]], gap: int, width: int = 1000
-) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
-    for name, head in zip(names, heads, strict=True):
-        text = name in TEXT
-        table.add_column(head, justify="left" if text else "right", no_wrap=not text, overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    console = Console(width=width, file=io.StringIO(), markup=False, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())

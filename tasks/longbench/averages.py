@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .catalog import ENGLISH, SPECS, labelled
+from structkv_bench.task import labelled
+
+from .catalog import ENGLISH, SPECS
 from .official import Score
 
 _WITH_CHINESE = [name for name, spec in SPECS.items() if spec.language != "en"]

@@ -85,8 +85,3 @@ def expand(names: Iterable[str]) -> list[str]:
             f"each task once, not {list(names)}"
         )
     return expanded
-
-
-def labelled(name: str, found: int, of: int, what: str) -> str:
-    """The name of an average, which says so where it is not over all."""
-    return name if found == of else f"{name}, {found} of {of} {what}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from statistics import fmean
 from typing import Any, ClassVar
 
-from structkv_bench.task import PromptFormat, Sample
+from structkv_bench.task import PromptFormat, Sample, Scores
 
 from ..corpus import HubFile
 from . import truncate
+from .averages import averages
 from .base import LongTexts
-from .catalog import bucket, expand, spec
+from .catalog import BUCKETS, bucket, expand, spec
 from .data import Row, rows
 from .scoring import score
 
@@ -83,3 +85,15 @@ class LongBench(LongTexts):
     def score(self, subtask: str, sample: Sample, prediction: str) -> float:
         """The official metric of the task, at its best over all references."""
         return score(spec(subtask), prediction, sample.references, sample.fields.get("all_classes", ()))
+
+    @staticmethod
+    def averages(scores: Scores) -> dict[str, float]:
+        """Both averages of whole tasks, and each bucket of those of LongBench-E."""
+        plain = {name: 100 * fmean(score for _, score in some) for name, some in scores.items()}
+        buckets = {
+            f"{name} {part}": round(100 * fmean(found), 2)
+            for name, some in scores.items()
+            for part in BUCKETS
+            if (found := [score for fields, score in some if fields.get("bucket") == part])
+        }
+        return (averages(plain) if len(plain) > 1 else {}) | buckets

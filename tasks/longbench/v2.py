@@ -11,12 +11,11 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from structkv_bench.errors import UserError
-from structkv_bench.task import PromptFormat, Sample
+from structkv_bench.task import PromptFormat, Sample, Scores, labelled
 
 from ..corpus import HubFile
 from . import truncate
 from .base import LongTexts
-from .catalog import labelled
 from .source import File, Record, parse, record, unique
 
 PINNED = HubFile("THUDM/LongBench-v2", "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9", "data.json")
@@ -81,6 +80,11 @@ class LongBenchV2(LongTexts):
     def score(self, subtask: str, sample: Sample, prediction: str) -> float:
         """1 if the letter that the prediction calls correct is the right one, else 0."""
         return float(answer(prediction) == sample.references[0])
+
+    @staticmethod
+    def averages(scores: Scores) -> dict[str, float]:
+        """The official ones: see `averages`."""
+        return averages(sample for some in scores.values() for sample in some)
 
 
 def questions(file: File) -> list[Record]:

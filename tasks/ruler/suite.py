@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from structkv_bench.errors import UserError
-from structkv_bench.task import PromptFormat, Sample, Task
+from structkv_bench.task import PromptFormat, Sample, Scores, Task, mean_of_means
 
 from ..corpus import sha256
 from . import cwe, fwe, niah, qa, vt
@@ -117,6 +117,13 @@ class Ruler(Task):
         text = _CONTROL.sub("\n", prediction.strip()).strip().lower()
         found = [reference.lower() in text for reference in sample.references]
         return float(any(found)) if SUBTASKS[subtask]["task"] == "qa" else sum(found) / len(found)
+
+    @staticmethod
+    def averages(scores: Scores) -> dict[str, float]:
+        """RULER's one: the plain mean over its tasks."""
+        some = "" if len(scores) == len(SUBTASKS) else f"{len(scores)} of "
+        name = f"mean of {some}{len(SUBTASKS)} tasks"
+        return {name: 100 * mean_of_means(scores)} if len(scores) > 1 else {}
 
     def sources(self, subtask: str) -> dict[str, str]:
         """sha256 of each text that a subtask is made of, by the name of its setting.

@@ -18,6 +18,7 @@ from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.streaming_llm import StreamingLLM
 from structkv_bench.methods.structkv import StructKV
 from tests.engine.test_evict_is_mask import METHODS
+from tests.every_method import BUDGETED, but
 from tests.tiny import Tiny, tiny
 
 GROUP = [
@@ -36,7 +37,7 @@ def llama() -> Tiny:
 
 
 def test_group_equals_alone(llama: Tiny) -> None:
-    """Kept sets, logits, pivots and answers of 14 methods in one prefill and one decode batch."""
+    """Kept sets, logits, pivots and answers of all methods in one prefill and one decode batch."""
     ids = llama.prompt(90)
     together = llama.prefill(ids, *GROUP)
     for method, row in zip(GROUP, together, strict=True):
@@ -94,10 +95,10 @@ def test_a_method_that_raises_leaves_the_others_alone(llama: Tiny) -> None:
     )
 
 
-@pytest.mark.parametrize("method", [SnapKV(budget=16), H2O(budget=16), StreamingLLM(budget=16),
-                                    StructKV(budget=16, struct_ratio=0.5)])  # fmt: skip
+@pytest.mark.parametrize("method", BUDGETED.values(), ids=BUDGETED.keys())
 def test_the_method_acts_on_every_sample(llama: Tiny, method: Any) -> None:
     """Case 3: counts, bytes and the sets themselves, sample after sample, as in a fresh model."""
+    method = but(method, budget=16, struct_ratio=0.5, tsp_ratio=0.5)
     prompts = [llama.prompt(tokens, seed=tokens) for tokens in (60, 48, 77)]
     for ids in prompts:
         [row] = llama.prefill(ids, method)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,23 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structkv_bench.catalog import choices
 from structkv_bench.config import compose
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Method
 from structkv_bench.errors import UserError
+from structkv_bench.methods.fastkv import FastKV
+from structkv_bench.methods.gemfilter import GemFilter
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.scoring import best, best_and_last
 from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.streaming_llm import StreamingLLM
 from structkv_bench.methods.structkv import StructKV
+from tests.every_method import BUDGETED, EVERY, WHOLE, but
 from tests.tiny import Tiny, tiny
 
-EVERY_METHOD = [compose([f"method={name}"])[0].method for name in choices("method")]
-"""Every config in conf/method/: a new method enters these tests by existing."""
-BUDGETED = [method for method in EVERY_METHOD if "budget" in {f.name for f in fields(method)}]
-every_method = pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: type(m).__name__)
-every_budgeted = pytest.mark.parametrize("method", BUDGETED, ids=lambda m: type(m).__name__)
+every_method = pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
+every_budgeted = pytest.mark.parametrize("method", BUDGETED.values(), ids=BUDGETED.keys())
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,12 @@ def test_a_budget_above_the_prompt_is_the_full_cache(llama: Tiny, method: Method
     """Case 2: same tokens, same logits, everything kept."""
     from structkv_bench.methods.full import Full
 
-    settings = {"budget": 1000, "struct_ratio": 1.0} if hasattr(method, "struct_ratio") else {"budget": 1000}
+    method = but(method, budget=1000, **WHOLE)
     ids = llama.prompt(100)
-    full, ours = llama.prefill(ids, Full(), replace(method, **settings))
+    full, ours = llama.prefill(ids, Full(), method)
     assert torch.allclose(full.logits, ours.logits, atol=1e-4)
     assert [layer.entries for layer in ours.cache.layers] == [100] * 4
-    assert len({tuple(answer) for answer in llama.generate(ids, Full(), replace(method, **settings))}) == 1
+    assert len({tuple(answer) for answer in llama.generate(ids, Full(), method)}) == 1
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -75,14 +74,24 @@ def test_kept_bytes_are_the_nominal_share(llama: Tiny, method: Method, ratio: fl
 
 @every_method
 def test_the_last_tokens_stay(llama: Tiny, method: Method) -> None:
-    """The newest token is kept in every layer and head, whatever the scores."""
+    """The newest token is kept in every layer and head, whatever the scores.
+
+    Where tokens began anew it is the newest of the chosen ones.
+    """
     [row] = llama.prefill(llama.prompt(120), method)
+    assert row.cache.seen == (method.entries(120) if row.compressor.begins_anew else 120)  # type: ignore[attr-defined]
     for layer in row.cache.layers:
-        assert (layer.positions.max(dim=1).values == 119).all()
+        assert (layer.positions.max(dim=1).values == row.cache.seen - 1).all()
 
 
 @pytest.mark.parametrize(
-    "method", [SnapKV(budget=12), H2O(budget=12), StructKV(budget=12, struct_ratio=0.5, pivot=0)]
+    "method",
+    [
+        SnapKV(budget=12),
+        H2O(budget=12),
+        StructKV(budget=12, struct_ratio=0.5, pivot=0),
+        FastKV(budget=12, tsp_ratio=0.5),
+    ],
 )
 def test_the_window_survives_ties(method: Method) -> None:
     """Case 10: with all scores equal the last 8 are kept, and the 4 others are always the same."""
@@ -121,6 +130,10 @@ def test_best_takes_the_earliest_of_equals() -> None:
         (H2O(kv_ratio=0.05), "kv_ratio=0.05 keeps 5 of 100"),
         (StreamingLLM(budget=4), "not more than the 4"),
         (StructKV(kv_ratio=0.5, struct_ratio=0.08), "struct_ratio=0.08 keeps 8 of 100"),
+        (FastKV(budget=8), "budget=8 keeps 8 of 100 .* raise it, to at least 9 entries"),
+        (FastKV(kv_ratio=0.5, tsp_ratio=0.08), "tsp_ratio=0.08 keeps 8 of 100"),
+        (GemFilter(kv_ratio=0.001), "kv_ratio=0.001 keeps 0 of 100"),
+        (GemFilter(budget=4, last=4), "not more than the 4"),
     ],
 )
 def test_a_budget_not_above_the_window_is_refused(method: Method, says: str) -> None:
@@ -156,8 +169,8 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tokens", [2048, 4096])
-@pytest.mark.parametrize("method", [H2O(), SnapKV(), StructKV(), StreamingLLM(variant="rolling")],
-                         ids=lambda m: type(m).__name__)  # fmt: skip
+@pytest.mark.parametrize("method", [*EVERY.values(), StreamingLLM(variant="rolling")],
+                         ids=[*EVERY, "rolling"])  # fmt: skip
 def test_no_tensor_grows_with_the_square_of_the_prompt(tokens: int, method: Method) -> None:
     """Case 14: an out-of-memory test that runs on a CPU; heads x tokens x 256 numbers at most."""
     small = tiny("llama", layers=3)

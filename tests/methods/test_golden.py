@@ -20,7 +20,9 @@ from structkv_bench.engine.cache import LayerCache
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
+from structkv_bench.methods.fastkv import FastKV
 from structkv_bench.methods.full import Full
+from structkv_bench.methods.gemfilter import GemFilter
 from structkv_bench.methods.h2o import H2O
 from structkv_bench.methods.scoring import over_group, pool
 from structkv_bench.methods.snapkv import SnapKV
@@ -146,6 +148,34 @@ def test_h2o_running(shape: str, seed: int) -> None:
         cache.positions = torch.cat((cache.positions, position), dim=1)
         compressor.step(Projected(0, *(part[None] for part in new), layer.scaling, None), cache)
         assert torch.equal(cache.positions.int(), reference[f"official_hh12_r12.decode{step}.kept"])
+
+
+@all_inputs
+@pytest.mark.parametrize("pooling", ["max", "avg"])
+def test_fastkv(shape: str, seed: int, pooling: str) -> None:
+    """dongwonjo/FastKV: pooled per query head; summed over the group for entries, over all for tokens."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("fastkv", shape, seed)
+    method = FastKV(kv_ratio=0.2, tsp_ratio=0.3, tsp_layer=0, pooling=pooling)
+    scores = method.scores(layer)
+    assert_scores(scores, reference[f"kv_{pooling}pool7.scores"])
+    assert_scores(scores.sum(0, keepdim=True), reference[f"tsp_{pooling}pool7.scores"])
+    compressor = method.compressor(layer.tokens, 4)
+    index, tokens = compressor.keep_kv(layer), compressor.keep_tokens(layer)
+    assert index is not None
+    assert tokens is not None
+    assert_kept(index, reference, f"kv_{pooling}pool7")
+    assert_kept(tokens[None], reference, f"tsp_{pooling}pool7")
+
+
+@all_inputs
+def test_gemfilter(shape: str, seed: int) -> None:
+    """SalesforceAIResearch/GemFilter: the last query's raw products over all heads, averaged over 5 keys."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("gemfilter", shape, seed)
+    method = GemFilter(budget=24, filter_layer=0)
+    assert_scores(method.scores(layer), reference["top24.scores"])
+    tokens = method.compressor(layer.tokens, 4).keep_tokens(layer)
+    assert tokens is not None
+    assert_kept(tokens[None], reference, "top24")
 
 
 @all_inputs

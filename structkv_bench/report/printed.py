@@ -1,0 +1,76 @@
+"""From an experiment's name to its printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from structkv_bench.catalog import choices, preset_values
+from structkv_bench.errors import UserError
+from structkv_bench.report.compare import add_statistics, check_alike
+from structkv_bench.report.layout import Style, grid, tidy
+from structkv_bench.report.paper import paper_table
+from structkv_bench.report.render import Format, grid_text, lines_text
+from structkv_bench.report.stored import Evidence, load
+from structkv_bench.report.table import Table, build
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wanted of an experiment's table."""
+
+    reference: str = "structkv"
+    compare: bool = False
+    """Whether the paper's numbers stand below ours."""
+    intervals: bool = False
+    allow_mixed: bool = False
+
+
+def named(what: str, kind: str) -> str:
+    """An experiment by its number in the paper (2: table2, 8: fig8), or by its own name.
+
+    Raises:
+        UserError: there is no such experiment.
+    """
+    name = f"{kind}{what}" if what.isdigit() else what
+    if name not in choices("experiment"):
+        raise UserError(f"{name}: no such experiment; choose one of {', '.join(choices('experiment'))}")
+    return name
+
+
+def table_of(
+    experiment: str, results_dirs: Sequence[str | Path], wish: Wish
+) -> tuple[Table, Evidence, Style]:
+    """An experiment's table with its statistics, what it was made of, and how it is printed.
+
+    Raises:
+        UserError: there are no rows, or such as can't stand in one table.
+    """
+    preset = preset_values(experiment)
+    evidence = load(results_dirs, experiment)
+    if not wish.allow_mixed:
+        check_alike(evidence.cells)
+    table = build(evidence.cells, preset.get("columns", "subtask"))
+    add_statistics(table, wish.reference)
+    printed = preset.get("paper")
+    paper = paper_table(printed) if printed and wish.compare else None
+    return table, evidence, Style(preset.get("title") or experiment, wish.reference, wish.intervals, paper)
+
+
+def print_table(
+    experiment: str,
+    results_dirs: Sequence[str | Path],
+    format: Format,
+    wish: Wish,
+    width: int | None = None,
+) -> str:
+    """The table as text, no line break at its end.
+
+    Raises:
+        UserError: as for `table_of`.
+    """
+    table, evidence, style = table_of(experiment, results_dirs, wish)
+    if format in (Format.CSV, Format.JSON):
+        return lines_text(tidy(table, style), format)
+    return grid_text(grid(table, evidence, style), format, width)

@@ -1,0 +1,158 @@
+"""A grid of texts as a terminal's table, Markdown, LaTeX or HTML."""
+
+from __future__ import annotations
+
+import csv
+import html as html_text
+import io
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Format(StrEnum):
+    """How tables are printed."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+    JSON = "json"
+    HTML = "html"
+
+
+@dataclass
+class Grid:
+    """What a table shows, cell by cell."""
+
+    head: list[str]
+    rows: list[list[str]]
+    text: Collection[str]
+    """Columns that hold text; the others hold numbers and stand to the right."""
+    title: str = ""
+    notes: list[str] = field(default_factory=list)
+    groups: dict[int, str] = field(default_factory=dict)
+    """Headings that stand above rows, by the row's place."""
+
+
+def lines_text(lines: Sequence[Mapping[str, Any]], format: Format) -> str:
+    """Lines with the same columns as CSV, where None is empty, or as JSON."""
+    if format is Format.JSON:
+        return json.dumps(lines, ensure_ascii=False, indent=2)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([lines[0], *(line.values() for line in lines)])
+    return out.getvalue().rstrip("\n")
+
+
+def grid_text(grid: Grid, format: Format, width: int | None = None, share: Sequence[str] = ()) -> str:
+    """A grid in any format but CSV and JSON; `width` and `share` as for `text`."""
+    if format is Format.TABLE:
+        return text(grid, width, share)
+    return {Format.MARKDOWN: markdown, Format.LATEX: latex, Format.HTML: html}[format](grid)
+
+
+def markdown(grid: Grid) -> str:
+    """A Markdown table; headings of groups are rows of their own."""
+    rule = ["---" if name in grid.text else "---:" for name in grid.head]
+    blank = [""] * (len(grid.head) - 1)
+    body = []
+    for place, row in enumerate(grid.rows):
+        if place in grid.groups:
+            body.append([f"*{grid.groups[place]}*", *blank])
+        body.append([cell.replace("|", r"\|") for cell in row])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (grid.head, rule, *body))
+    return "\n\n".join([*([f"**{grid.title}**"] if grid.title else []), table, *grid.notes])
+
+
+def latex(grid: Grid) -> str:
+    """A LaTeX table for the package booktabs."""
+    form = "".join("l" if name in grid.text else "r" for name in grid.head)
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_tex(grid.title)}}}",
+        rf"\begin{{tabular}}{{{form}}}",
+        r"\toprule",
+    ]
+    lines += [" & ".join(map(_tex, grid.head)) + r" \\", r"\midrule"]
+    for place, row in enumerate(grid.rows):
+        if place in grid.groups:
+            lines.append(rf"\multicolumn{{{len(grid.head)}}}{{l}}{{\emph{{{_tex(grid.groups[place])}}}}} \\")
+        lines.append(" & ".join(map(_tex, row)) + r" \\")
+    notes = [rf"\par\footnotesize {_tex(note)}" for note in grid.notes]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}"])
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "≈": r"$\approx$", "→": r"$\to$", "±": r"$\pm$", "<": "$<$", ">": "$>$",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(sign, sign) for sign in text)
+
+
+def html(grid: Grid) -> str:
+    """A <table> in a <figure> with its title above and its notes below."""
+    escape = html_text.escape
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.head)
+    body = []
+    for place, row in enumerate(grid.rows):
+        if place in grid.groups:
+            body.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(row)}">'
+                f"{escape(grid.groups[place])}</th></tr>"
+            )
+        cells = [
+            f'<td class="{"text" if name in grid.text else "number"}">{escape(cell)}</td>'
+            for name, cell in zip(grid.head, row, strict=True)
+        ]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    notes = "".join(f"<p>{escape(note)}</p>" for note in grid.notes)
+    title = f"<figcaption>{escape(grid.title)}</figcaption>" if grid.title else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f'<figure class="table">{title}<div class="scroll">{table}</div>{notes}</figure>'
+
+
+def text(grid: Grid, width: int | None = None, share: Sequence[str] = ()) -> str:
+    """A table for a terminal of `width` columns (None: all that it needs).
+
+    Where it would be wider, columns named in `share` whose rows all agree are stated once, above it.
+    """
+    whole = _drawn(grid, grid.head, gap=2)
+    if width is not None and max(map(len, whole.splitlines())) > width:
+        columns = list(zip(*grid.rows, strict=True))
+        shared = [i for i, name in enumerate(grid.head) if name in share and len(set(columns[i])) == 1]
+        left = [i for i in range(len(grid.head)) if i not in shared]
+        narrow = Grid(
+            [grid.head[i] for i in left],
+            [[row[i] for i in left] for row in grid.rows],
+            grid.text,
+            groups=grid.groups,
+        )
+        heads = [name.replace("_", "\n") for name in narrow.head]
+        stated = [f"{grid.head[i]}: {columns[i][0]}" for i in shared]
+        whole = "\n".join([*stated, _drawn(narrow, heads, gap=1, width=width)])
+    return "\n".join([*([grid.title, ""] if grid.title else []), whole, *grid.notes])
+
+
+def _drawn(grid: Grid, heads: Sequence[str], gap: int, width: int = 1000) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
+    for name, head in zip(grid.head, heads, strict=True):
+        is_text = name in grid.text
+        table.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for place, row in enumerate(grid.rows):
+        if place in grid.groups:
+            table.add_row(grid.groups[place])
+        table.add_row(*row)
+    console = Console(width=width, file=io.StringIO(), markup=False, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
