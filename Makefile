@@ -20,7 +20,7 @@ run: $(READY)
 	$(BIN)/structkv-bench run experiment=quickstart
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,3 +30,4 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python scripts/bench.py
 	$(BIN)/python scripts/bench_data.py
+	$(BIN)/python scripts/bench_report.py

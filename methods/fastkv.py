@@ -68,6 +68,12 @@ class FastKV(Budgeted):
         cut, going_on = self.cut(layers), self.going_on(prompt_tokens)
         return [prompt_tokens if layer <= cut else going_on for layer in range(layers)]
 
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The window, wherever entries or tokens are chosen."""
+        cut = self.cut(layers) if self.going_on(prompt_tokens) < prompt_tokens else None
+        entries, tokens = self.entries(prompt_tokens), self.layer_tokens(prompt_tokens, layers)
+        return [self.window if entries < tokens[layer] or layer == cut else 0 for layer in range(layers)]
+
     def cut(self, layers: int) -> int:
         """l* of a model of this many layers."""
         return max(0, layers // 2 - 1) if self.tsp_layer is None else self.tsp_layer

@@ -10,6 +10,7 @@ at positions 0 .. k-1, and all their entries stay: one number is the budget of p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -53,10 +54,20 @@ class GemFilter(Budgeted):
 
     def layer_tokens(self, prompt_tokens: int, layers: int) -> list[int]:
         """The chosen tokens, and up to layer r the whole prompt beside them."""
-        chosen, last = self.entries(prompt_tokens, self.last), self.filter(layers)
+        ways = self.passes(prompt_tokens, layers)
+        return [sum(tokens) for tokens in zip_longest(*ways, fillvalue=0)]
+
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The last one, at layer r."""
+        chooses = self.entries(prompt_tokens) < prompt_tokens
+        return [int(chooses and layer == self.filter(layers)) for layer in range(layers)]
+
+    def passes(self, prompt_tokens: int, layers: int) -> list[list[int]]:
+        """The prompt up to layer r, then the chosen tokens through all layers."""
+        chosen = self.entries(prompt_tokens, self.last)
         if chosen >= prompt_tokens:
-            return [prompt_tokens] * layers
-        return [chosen + prompt_tokens * (layer <= last) for layer in range(layers)]
+            return [[prompt_tokens] * layers]
+        return [[prompt_tokens] * (self.filter(layers) + 1), [chosen] * layers]
 
     def filter(self, layers: int) -> int:
         """r of a model of this many layers."""

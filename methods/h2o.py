@@ -40,6 +40,11 @@ class H2O(Budgeted):
         """A compressor for one prompt."""
         return _H2OCompressor(self, self.entries(prompt_tokens, self.window), self.running)
 
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """All of them, unless everything is kept for good."""
+        chooses = self.running or self.entries(prompt_tokens) < prompt_tokens
+        return [prompt_tokens if chooses else 0] * layers
+
     def stored_heads(self, heads: int, kv_heads: int) -> int:
         """Query heads store copies where they choose."""
         return heads if self.heads == "query" else kv_heads

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -68,6 +69,13 @@ class PyramidInfer(Method):
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
         """All that entered."""
         return self.layer_tokens(prompt_tokens, layers)
+
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The recent ones, in each layer that passes fewer tokens on."""
+        entering = self.layer_tokens(prompt_tokens, layers)
+        recent = self.recent(prompt_tokens)
+        cuts = [passed < tokens for tokens, passed in pairwise(entering)]
+        return [recent if cut else 0 for cut in [*cuts, False]]
 
     def recent(self, prompt_tokens: int) -> int:
         """How many tokens are recent, the last one beside its share."""

@@ -39,6 +39,10 @@ class SnapKV(Budgeted):
         """A compressor for one prompt."""
         return _SnapKVCompressor(self, self.entries(prompt_tokens, self.window))
 
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The window, unless everything is kept."""
+        return [self.window if self.entries(prompt_tokens) < prompt_tokens else 0] * layers
+
     def stored_heads(self, heads: int, kv_heads: int) -> int:
         """Query heads store copies where they choose."""
         return heads if self.heads == "query" else kv_heads

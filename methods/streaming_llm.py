@@ -44,6 +44,10 @@ class StreamingLLM(Budgeted):
             return _SinksAndLast(self.sinks, entries)
         return _Rolling(self.sinks, entries)
 
+    def reach(self, prompt_tokens: int) -> int:
+        """The budget, where the window rolls in prefill too."""
+        return prompt_tokens if self.variant == "harness" else min(self.entries(prompt_tokens), prompt_tokens)
+
 
 @dataclass
 class _SinksAndLast(Compressor):

@@ -114,6 +114,10 @@ class StructKV(Budgeted):
         skeleton = int(prompt_tokens * self.struct_ratio)
         return [prompt_tokens if layer <= pivot else skeleton for layer in range(layers)]
 
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The window."""
+        return [min(self.window, tokens) for tokens in self.layer_tokens(prompt_tokens, layers)]
+
     def pivot_rule(self, layers: int) -> PivotRule:
         """The detection's choices for a model of this many layers; the last layer is never searched."""
         last = max(1, min(int(layers * self.search_to), layers - 2))

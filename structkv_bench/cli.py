@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from structkv_bench import tracking
+from structkv_bench.cli_bench import bench
 from structkv_bench.errors import UserError, one_line
-from structkv_bench.report.render import Format
-from structkv_bench.report.results import render, results
+from structkv_bench.gate.command import ToWandb, regress
+from structkv_bench.launch.command import status, work
+from structkv_bench.launch.settings import HERE
+from structkv_bench.report.command import figure, print_results, report, say_results, table
+from structkv_bench.report.render import Format, lines_text
+from structkv_bench.tracking import Wandb
 
 if TYPE_CHECKING:
     from structkv_bench.task import PromptFormat
@@ -33,16 +38,12 @@ Overrides = Annotated[
     ),
 ]
 
-Results = Annotated[
-    list[Path] | None, typer.Option("--results", help="Results folder; give it again to merge several.")
-]
-DEFAULT_RESULTS = (Path("results/runs"),)
-
 
 class Suite(StrEnum):
-    """Whose prediction files can be scored."""
+    """Whose predictions can be scored."""
 
     LONGBENCH = "longbench"
+    RUNS = "runs"
 
 
 class DataSuite(StrEnum):
@@ -59,6 +60,7 @@ class Listing(StrEnum):
     MODELS = "models"
     PROTOCOLS = "protocols"
     EXPERIMENTS = "experiments"
+    LAUNCHERS = "launchers"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +103,7 @@ def top(
 
 
 @app.command()
-def run(overrides: Overrides = None) -> None:
+def run(overrides: Overrides = None, wandb: ToWandb = Wandb.DISABLED) -> None:
     """Run what has no result yet, and print the table.
 
     An interrupted run goes on where it stopped; failed samples are tried again.
@@ -110,11 +112,20 @@ def run(overrides: Overrides = None) -> None:
     from structkv_bench.plan import plan
 
     setups = compose(overrides or [])
+    tracking.check(wandb)
     keys = [cell.key for group in plan(setups) for cell in group.cells]
-    from structkv_bench import runner  # only now: it imports transformers
+    if setups[0].launcher == HERE:
+        from structkv_bench import runner  # only now: it imports transformers
 
-    failed = runner.run(setups)
-    _print_results([setups[0].results_dir], Format.TABLE, keys)
+        failed: int | None = runner.run(setups)
+    else:
+        from structkv_bench.launch import start as launch
+
+        failed = launch.run(setups, overrides or [])
+    if failed is None:
+        return
+    say_results([setups[0].results_dir], Format.TABLE, keys)
+    tracking.log_results(setups, wandb)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -123,17 +134,21 @@ def show(
     overrides: Overrides = None,
     sample: Annotated[int, typer.Option(help="Which sample, from 0.")] = 0,
     answer: Annotated[str | None, typer.Option(help="Score this text as if the model had said it.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Whose speed times are for: here, a100, h100, h200, l40s, or FLOP/s,bytes/s.")
+    ] = "here",
 ) -> None:
     """Print what a run would do.
 
-    The composed config, one rendered prompt, its tokens, the budget per layer and the estimated work.
+    The composed config, one rendered prompt, its tokens, the budget per layer and the estimated work. Of a
+    model or texts that are not here the estimates alone.
     """
     from structkv_bench.config import compose
 
     setups = compose(overrides or [])
     from structkv_bench.show import show as pages
 
-    print(pages(setups, sample, answer))
+    print(pages(setups, sample, answer, device))
 
 
 @app.command()
@@ -162,42 +177,28 @@ def list_choices(what: Annotated[Listing, typer.Argument(help="What to list.")])
         print(f"{name:<{width}}  {description}".rstrip())
 
 
-@app.command("results")
-def print_results(
-    format: Annotated[Format, typer.Option(help="How to print them.")] = Format.TABLE,
-    results_dirs: Results = None,
-) -> None:
-    """Print a row per cell of the results, and one per average."""
-    _print_results(results_dirs or DEFAULT_RESULTS, format)
-
-
-@app.command()
-def table(
-    experiment: Annotated[str, typer.Argument(help="Number of the paper's table, or an experiment's name.")],
-    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.TABLE,
-    compare: Annotated[bool, typer.Option("--compare", help="The paper's numbers below ours.")] = False,
-    intervals: Annotated[bool, typer.Option("--intervals", help="Each score's 95 % interval.")] = False,
-    reference: Annotated[str, typer.Option(help="The method that others are tested against.")] = "structkv",
-    allow_mixed: Annotated[
-        bool, typer.Option("--allow-mixed", help="Put rows of different protocols or texts in one table.")
-    ] = False,
-    results_dirs: Results = None,
-) -> None:
-    """Print a table of the paper, or of any experiment, from the stored rows."""
-    from structkv_bench.report.printed import Wish, named, print_table
-
-    wish = Wish(reference, compare, intervals, allow_mixed)
-    name = named(experiment, "table")
-    print(print_table(name, results_dirs or DEFAULT_RESULTS, format, wish, _terminal()))
+app.command("results")(print_results)
+app.command()(table)
+app.command()(figure)
+app.command()(report)
+app.command()(bench)
+app.command()(regress)
+app.command()(status)
+app.command(hidden=True)(work)
 
 
 @app.command()
 def score(
-    suite: Annotated[Suite, typer.Argument(help="Whose official files they are.")],
-    predictions: Annotated[Path, typer.Argument(help="Folder of official prediction files.")],
+    suite: Annotated[Suite, typer.Argument(help="What to score.")],
+    predictions: Annotated[Path, typer.Argument(help="Folder of official prediction files, or of results.")],
     e: Annotated[bool, typer.Option("--e", help="The files are of LongBench-E, as in pred_e/.")] = False,
 ) -> None:
-    """Score prediction files of the official code: JSON, task -> score."""
+    """Score prediction files of the official code (JSON, task -> score), or stored rows anew."""
+    if suite is Suite.RUNS:
+        from structkv_bench.rescore import rescored_lines
+
+        print(lines_text(rescored_lines(predictions), Format.CSV))
+        return
     from structkv_bench.tasks.longbench.official import scored
 
     found = scored(predictions, by_length=e)
@@ -241,17 +242,3 @@ def _prompts(tokenizer: str) -> PromptFormat:
     from structkv_bench import models
 
     return models.inspect(setup.model).prompts
-
-
-def _print_results(
-    results_dirs: Sequence[str | Path], format: Format, keys: Collection[str] | None = None
-) -> None:
-    lines, note = results(results_dirs, keys)
-    print(render(lines, format, _terminal()))
-    if note:
-        print(note, file=sys.stderr)
-
-
-def _terminal() -> int | None:
-    """Columns of the terminal; None: the output goes elsewhere."""
-    return shutil.get_terminal_size(fallback=(0, 0)).columns or None

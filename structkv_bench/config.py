@@ -9,19 +9,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from structkv_bench import catalog
+from structkv_bench.choice import Choice, build, checked
 from structkv_bench.errors import UserError, kind_and_line, one_line
+from structkv_bench.launch.settings import HERE, Launcher
 from structkv_bench.model_spec import ModelSpec
-from structkv_bench.overrides import GROUPS, Grid, Setting, offer, parse, under
+from structkv_bench.overrides import CHOSEN, GROUPS, Grid, Setting, offer, parse, under
 
 if TYPE_CHECKING:
     from structkv_bench.engine.method import Method
@@ -31,6 +32,7 @@ BASES = {
     "model": "structkv_bench.model_spec.ModelSpec",
     "method": "structkv_bench.engine.method.Method",
     "task": "structkv_bench.task.Task",
+    "launcher": "structkv_bench.launch.settings.Launcher",
 }
 """What the class of a group's choice must be; by name, since importing Method imports torch."""
 
@@ -48,6 +50,8 @@ class Setup:
     results_dir: str
     experiment: str | None = None
     """The file of conf/experiment/ that asked for it."""
+    launcher: Launcher = HERE
+    """The same for every setup of a run."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +71,6 @@ class Preset:
     """Table of the paper whose numbers stand beside ours, as results/paper/ calls it."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One choice of a group: what its YAML says, and the dataclass that types it."""
-
-    group: str
-    name: str
-    values: dict[str, Any]
-    cls: type[Any]
-
-    @property
-    def keys(self) -> list[str]:
-        """Settings that it has."""
-        return [f.name for f in fields(self.cls) if f.init]
-
-    def has(self, setting: Setting) -> bool:
-        """Whether a setting is one of this choice's."""
-        return setting.group == self.group and setting.name in self.keys
-
-
-LISTS = (list[int], list[str])
-
 Menu = dict[str, list[Choice]]
 """The listed choices of each group."""
 
@@ -102,22 +85,27 @@ def compose(overrides: list[str]) -> list[Setup]:
         config = _load("config")
         grids = _grids(parse(overrides), config.protocol)
         default = config.hydra.runtime.choices
-        menus = [{group: list(_choices(group, grid, default[group])) for group in GROUPS} for grid in grids]
+        menus = [{group: list(_choices(group, grid, default[group])) for group in CHOSEN} for grid in grids]
     _check_keys(grids, menus)
     results_dir = _results_dir(grids, config.results_dir)
-    setups = [s for grid, menu in zip(grids, menus, strict=True) for s in _setups(grid, menu, results_dir)]
-    return [setup for i, setup in enumerate(setups) if setup not in setups[:i]]
+    launcher = _launcher(grids, menus)
+    setups = [
+        setup
+        for grid, menu in zip(grids, menus, strict=True)
+        for setup in _setups(grid, menu, results_dir, launcher)
+    ]
+    return list({repr(setup): setup for setup in setups}.values())  # lists among the settings have no hash
 
 
-def _setups(grid: Grid, menu: Menu, results_dir: str) -> Iterator[Setup]:
+def _setups(grid: Grid, menu: Menu, results_dir: str, launcher: Launcher) -> Iterator[Setup]:
     built = (
-        [(choice.name, _build(choice, point)) for choice in menu[group] for point in _points(choice, grid)]
+        [(choice.name, build(choice, point)) for choice in menu[group] for point in choice.points(grid)]
         for group in GROUPS
     )
     for (_, model), (method_name, method), (task_name, task) in product(*built):
         protocol = grid["protocol"].values[0]
         experiment = grid["experiment"].values[0] if "experiment" in grid else None
-        yield Setup(model, method_name, method, task_name, task, protocol, results_dir, experiment)
+        yield Setup(model, method_name, method, task_name, task, protocol, results_dir, experiment, launcher)
 
 
 @contextmanager
@@ -155,7 +143,7 @@ def _over_presets(group: str, own: Grid) -> list[Grid]:
 
 
 def _preset(group: str, name: Any) -> Preset:
-    preset: Preset = _build(_checked(Choice(group, name, _file(group, name), Preset)), {})
+    preset: Preset = build(checked(Choice(group, name, _file(group, name), Preset)), {})
     return preset
 
 
@@ -178,7 +166,7 @@ def _choices(group: str, grid: Grid, default: str) -> Iterator[Choice]:
         values = _file(group, name)
         own = values.pop("_target_", None)
         if not targets:
-            yield _checked(Choice(group, name, values, _class(group, own)))
+            yield checked(Choice(group, name, values, _class(group, own)))
         for cls in (_class(group, target) for target in targets):
             yield Choice(group, cls.__name__, values, cls)
 
@@ -192,15 +180,6 @@ def _file(group: str, name: Any) -> dict[str, Any]:
     )
     defaults = {"name": name} if group == "model" else {}
     return defaults | cast(dict[str, Any], values)
-
-
-def _checked(choice: Choice) -> Choice:
-    """The choice, unless its file has a setting that its class has not."""
-    for key in choice.values:
-        if key not in choice.keys:
-            where = f"conf/{choice.group}/{choice.name}.yaml"
-            raise UserError(f"{where}: {key}: unknown; {offer(key, choice.keys)}")
-    return choice
 
 
 def _class(group: str, target: Any) -> type[Any]:
@@ -235,53 +214,18 @@ def _check_keys(grids: list[Grid], menus: list[Menu]) -> None:
             raise UserError(f"{setting.key}: no such setting of {names}; {hint}")
 
 
-def _points(choice: Choice, grid: Grid) -> Iterator[dict[str, Any]]:
-    """Each point of the grid, as values for the settings that the choice has."""
-    settings = [setting for setting in grid.values() if choice.has(setting)]
-    for values in product(*(setting.values for setting in settings)):
-        yield {setting.name: value for setting, value in zip(settings, values, strict=True)}
-
-
-def _build(choice: Choice, point: dict[str, Any]) -> Any:
-    """The choice as an object, with the point's values in place of its own."""
-    try:
-        config = _typed(choice, point)
-        for key in choice.keys:
-            if OmegaConf.is_missing(config, key):
-                raise UserError(f"{choice.group}.{key}: {choice.name} needs a value for it")
-        return OmegaConf.to_object(config)
-    except UserError as error:
-        about = f"{choice.group}."
-        raise UserError(f"{'' if str(error).startswith(about) else about}{error}") from error
-    except Exception as error:  # whatever the class raises at a value that it does not like
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{choice.group}={choice.name}: {reason}") from error
-
-
-def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
-    config: Any = OmegaConf.structured(choice.cls)
-    if choice.group == "model" and "path" in point:  # another model than the one that gave its name
-        point = {"name": point["path"], **point}
-    for key, value in {**choice.values, **point}.items():
-        if key not in choice.keys:
-            continue
-        if get_type_hints(choice.cls)[key] in LISTS and isinstance(value, str | int):
-            value = [value]  # task.subset=vt
-        if key in point and value == MISSING:
-            raise UserError(f"{choice.group}.{key}: give a value, not {MISSING}")
-        try:
-            config = OmegaConf.merge(config, {key: value})
-        except OmegaConfBaseException as error:
-            expected = _type_name(get_type_hints(choice.cls)[key])
-            raise UserError(f"{choice.group}.{key}={value}: expected {expected}") from error
-    return cast(DictConfig, config)
-
-
-def _type_name(hint: Any) -> str:
-    """How an error names a type."""
-    if hint in LISTS:
-        return f"a list such as {'[2048,4096]' if hint == list[int] else '[vt,cwe]'}"
-    return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")
+def _launcher(grids: list[Grid], menus: list[Menu]) -> Launcher:
+    """The one launcher of a run."""
+    points = [
+        (choice, point)
+        for grid, menu in zip(grids, menus, strict=True)
+        for choice in menu["launcher"]
+        for point in choice.points(grid)
+    ]
+    if any(point != points[0] for point in points):
+        raise UserError("launcher: give one, with one value for each of its settings")
+    launcher: Launcher = build(*points[0])
+    return launcher
 
 
 def _results_dir(grids: list[Grid], default: str) -> str:

@@ -29,11 +29,17 @@ class Job:
 
 @dataclass
 class Work:
-    """All that a run is to do."""
+    """All that a run was asked for."""
 
-    jobs: list[Job]
+    asked: list[Job]
+    """Every sample; one that is done has no cells left."""
     samples: dict[str, int]
-    """Of each cell, done ones included, by its folder."""
+    """How many, of each cell, by its folder."""
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is left to do."""
+        return [job for job in self.asked if job.cells]
 
 
 def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
@@ -57,7 +63,7 @@ def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
 
 
 def prepare(groups: Sequence[Group], store: Store) -> Work:
-    """Every sample with work left, each checked against the model, the methods and the rows there are.
+    """Every sample, each checked against the model, the methods and the rows there are.
 
     Raises:
         UserError: a prompt that doesn't fit, a budget that can't work, no model, or rows of another one.
@@ -71,7 +77,7 @@ def prepare(groups: Sequence[Group], store: Store) -> Work:
         if group.length > model.shape.max_positions:
             raise UserError(models.too_long(group.model, model.shape, group.length))
         prompts = prompts_of(group, model.prompts)
-        work.jobs += _of_group(group, model, prompts, store)
+        work.asked += _of_group(group, model, prompts, store)
         work.samples |= {cell.folder: len(prompts) for cell in group.cells}
     return work
 
@@ -112,8 +118,7 @@ def _of_group(group: Group, model: Inspected, prompts: Sequence[Prompt], store: 
     for prompt in prompts:
         _check(group, prompt, model)
         left = [cell for cell in group.cells if not _has(done[cell.key], prompt, cell)]
-        if left:
-            yield Job(group, model, prompt, left)
+        yield Job(group, model, prompt, left)
 
 
 def _has(done: dict[str, str], prompt: Prompt, cell: Cell) -> bool:

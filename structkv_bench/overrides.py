@@ -15,7 +15,9 @@ from hydra.errors import HydraException
 from structkv_bench.errors import UserError, one_line
 
 GROUPS = ("model", "method", "task")
-KEYS = (*GROUPS, "protocol", "experiment", "results_dir")
+CHOSEN = (*GROUPS, "launcher")
+"""What has choices with settings; of the launcher a run has one, it is no part of a grid."""
+KEYS = (*GROUPS, "protocol", "experiment", "results_dir", "launcher")
 """What an override may set, or set something of."""
 PLAIN = re.compile(r"([\w.]+)=([^=,\[\]{}()'\"$\\]+)")
 """An override whose value has nothing that Hydra's grammar gives a meaning to."""
@@ -92,7 +94,7 @@ def _setting(text: str) -> Setting:
 
 
 def _known(setting: Setting, text: str) -> Setting:
-    if setting.group not in KEYS or (setting.name and setting.group not in GROUPS):
+    if setting.group not in KEYS or (setting.name and setting.group not in CHOSEN):
         raise UserError(f"{setting.key or text}: unknown; {offer(setting.group, KEYS)}")
     return setting
 

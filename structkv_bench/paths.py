@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def replace_whole(file: Path, text: str) -> None:
     Raises:
         OSError: it can't be written; what was there is as it was.
     """
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")  # process ids recur on other machines
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8", newline="") as out:

@@ -68,7 +68,7 @@ class Cell:
             "protocol": self.protocol,
         }
 
-    @property
+    @cached_property
     def folder(self) -> str:
         """Name of its folder among the results."""
         settings = self.config["method"]

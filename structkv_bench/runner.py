@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -41,17 +41,34 @@ def run(setups: Sequence[Setup]) -> int:
     jobs, failed = work.jobs, 0
     with (
         store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()),
-        _progress() as progress,
+        progress_bar() as progress,
     ):
         note_in_manifests(setups, work, left_out, store)
         bar = progress.add_task("samples", total=sum(job.prompt.tokens for job in jobs))
-        for model, methods, job in _with_models(jobs, store):
-            rows = run_sample(model, job.prompt.sample, job.cells, methods)
-            for cell, row in zip(job.cells, rows, strict=True):
-                store.cell(cell).append(row)
-                failed += row["status"] != "ok"
+        for job, bad in execute(jobs, store):
+            failed += bad
             progress.advance(bar, job.prompt.tokens)
     return failed
+
+
+def execute(
+    jobs: Sequence[Job], store: Store, about: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Job, int]]:
+    """Run jobs one by one; each, with how many of its rows failed, comes once its rows are on disk.
+
+    Args:
+        jobs: what to do, those of one model side by side.
+        store: where the rows go.
+        about: what a session's provenance is to say beside what can be measured here.
+
+    Raises:
+        UserError: a model can't be loaded, a method not be calibrated, or a row not be written.
+    """
+    for model, methods, job in _with_models(jobs, store, about or {}):
+        rows = run_sample(model, job.prompt.sample, job.cells, methods)
+        for cell, row in zip(job.cells, rows, strict=True):
+            store.cell(cell).append(row)
+        yield job, sum(row["status"] != "ok" for row in rows)
 
 
 def run_sample(model: Model, sample: Sample, cells: Sequence[Cell], methods: Sequence[Method]) -> list[Row]:
@@ -145,7 +162,9 @@ def _row(
     return row
 
 
-def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, list[Method], Job]]:
+def _with_models(
+    jobs: Sequence[Job], store: Store, about: Mapping[str, Any]
+) -> Iterator[tuple[Model, list[Method], Job]]:
     """Jobs with their model, loaded once while it is needed, and the methods calibrated to it."""
     spec: ModelSpec | None = None
     methods: dict[str, Method] = {}
@@ -153,7 +172,7 @@ def _with_models(jobs: Sequence[Job], store: Store) -> Iterator[tuple[Model, lis
     for job in jobs:
         if spec != job.group.model:
             model, spec, methods = models.load(job.group.model), job.group.model, {}
-            origin = provenance(str(model.device)) | {"model": job.model.identity}
+            origin = provenance(str(model.device)) | {"model": job.model.identity, **about}
         for cell in job.cells:
             if cell.key not in methods:
                 methods[cell.key] = _calibrated(cell, model)
@@ -168,7 +187,8 @@ def _calibrated(cell: Cell, model: Model) -> Method:
         raise UserError(f"{cell.method_name}: can't be calibrated: {kind_and_line(error)}") from error
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """A line on stderr that says how far a run is."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -23,6 +23,8 @@ class ModelShape:
     max_positions: int
     itemsize: int
     """Bytes of one number in weights and cache."""
+    tied: bool = False
+    """Whether the output head is the embedding itself."""
 
     @classmethod
     def of(cls, config: Any, dtype: str, max_positions: int | None) -> ModelShape:
@@ -38,7 +40,30 @@ class ModelShape:
             vocabulary=config.vocab_size,
             max_positions=max_positions or config.max_position_embeddings,
             itemsize=BYTES[dtype],
+            tied=bool(getattr(config, "tie_word_embeddings", False)),
         )
+
+    @property
+    def projection_weights(self) -> int:
+        """Numbers in one layer's projections to q, k, v and back."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Numbers in one layer's gate, up and down."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def head_weights(self) -> int:
+        """Numbers in the output head."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; without biases, which are less than a thousandth."""
+        norms = self.hidden * (2 * self.layers + 1)
+        ends = self.head_weights * (1 if self.tied else 2)
+        return (self.layers * (self.projection_weights + self.mlp_weights) + norms + ends) * self.itemsize
 
     def kv_bytes(self, entries_per_layer: Sequence[int]) -> int:
         """Bytes of K and V with so many entries per KV head in each layer."""
@@ -51,12 +76,11 @@ class ModelShape:
     def decode_flops(self, entries_per_layer: Sequence[int]) -> int:
         """The same for one decoded token over so many entries in each layer."""
         attention = sum(4 * self.heads * self.head_dim * entries for entries in entries_per_layer)
-        return 2 * (self.layers * self._layer_weights + self.hidden * self.vocabulary) + attention
+        return 2 * (self.layers * self._layer_weights + self.head_weights) + attention
 
     @property
     def _layer_weights(self) -> int:
-        projections = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return projections + 3 * self.hidden * self.intermediate
+        return self.projection_weights + self.mlp_weights
 
     def _causal(self, tokens: int) -> int:
         """Scores and weighted values of the lower triangle."""

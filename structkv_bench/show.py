@@ -7,45 +7,91 @@ from itertools import groupby
 
 import yaml
 
-from structkv_bench import models
+from structkv_bench import models, speed
 from structkv_bench.config import Setup
 from structkv_bench.errors import UserError
-from structkv_bench.jobs import available
-from structkv_bench.plan import Cell, plan
+from structkv_bench.estimate import cell_lines, table
+from structkv_bench.model_spec import ModelSpec
+from structkv_bench.models import Inspected
+from structkv_bench.plan import Cell, Group, plan
 from structkv_bench.samples import prompts_of
 from structkv_bench.shape import ModelShape
+from structkv_bench.shapes import published
+from structkv_bench.speed import HERE, Device
 from structkv_bench.task import Sample
 
 HEAD, TAIL = 500, 400
 """Characters of the prompt that are shown."""
 
 
-def show(setups: Sequence[Setup], number: int = 0, answer: str | None = None) -> str:
+def show(setups: Sequence[Setup], number: int = 0, answer: str | None = None, device: str = HERE) -> str:
     """A page for each group of cells: one sample, and every method's budget and work.
+
+    Where the model or the texts are not to be had there is no sample: a page then has the estimates alone,
+    for a prompt of the length asked for, and says so.
 
     Args:
         setups: what would run.
         number: which sample, from 0.
         answer: text to score as if the model had said it.
+        device: whose speed the times are for (speed.device).
 
     Raises:
-        UserError: as for a run, or there is no such sample.
+        UserError: as for a run, but for what is not to be had; or there is no such sample.
     """
-    pages = []
-    for group in available(plan(setups))[0]:
-        model = models.inspect(group.model)
-        if group.length > model.shape.max_positions:
-            raise UserError(models.too_long(group.model, model.shape, group.length))
-        prompts = prompts_of(group, model.prompts)
-        if not 0 <= number < len(prompts):
-            raise UserError(f"sample {number}: {group.subtask} has samples 0 to {len(prompts) - 1} here")
-        sample = prompts[number].sample
-        context, question = model.prompts.parts(sample)
-        text = model.prompts.tokenizer.decode(context + question)
-        pages.append(_prompt_page(group.cells[0], sample, text, len(context) + len(question)))
-        if answer is not None:
-            pages.append(_score_page(group.cells[0], sample, answer))
-        pages += [_cell_page(cell, len(context), model.shape) for cell in group.cells]
+    groups = plan(setups)
+    known = {spec: _known(spec) for spec in dict.fromkeys(group.model for group in groups)}
+    missing = {id(task): task.unavailable() for task in (group.task for group in groups)}
+    pages, unseen = [], dict[str, list[Group]]()
+    for group in groups:
+        shape, model = known[group.model]
+        if group.length > shape.max_positions:
+            raise UserError(models.too_long(group.model, shape, group.length))
+        why = model if isinstance(model, str) else missing[id(group.task)].get(group.subtask)
+        if why is None and isinstance(model, Inspected):
+            pages.append(_group_page(group, model, number, answer, device))
+        else:
+            unseen.setdefault(str(why), []).append(group)
+    for why, groups in unseen.items():
+        for alike in _by_cells(groups):
+            spec = alike[0].model
+            pages.append(table(alike, known[spec][0], speed.device(device, spec.dtype), why))
+    return "\n\n".join(pages)
+
+
+def _by_cells(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that have one estimate: the same methods on the same model at the same length."""
+    alike: dict[str, list[Group]] = {}
+    for group in groups:
+        methods = [cell.config["method"] for cell in group.cells]
+        alike.setdefault(repr((group.model, group.length, methods)), []).append(group)
+    return list(alike.values())
+
+
+def _known(spec: ModelSpec) -> tuple[ModelShape, Inspected | str]:
+    """A model's shape, and the model; or, where only the shape is known, why."""
+    try:
+        model = models.inspect(spec)
+    except UserError as error:
+        shape = published(spec)
+        if shape is None:
+            raise
+        return shape, f"sizes as published for {spec.path}; no prompt is shown: {error}"
+    return model.shape, model
+
+
+def _group_page(group: Group, model: Inspected, number: int, answer: str | None, device: str) -> str:
+    prompts = prompts_of(group, model.prompts)
+    if not 0 <= number < len(prompts):
+        raise UserError(f"sample {number}: {group.subtask} has samples 0 to {len(prompts) - 1} here")
+    sample = prompts[number].sample
+    context, question = model.prompts.parts(sample)
+    text = model.prompts.tokenizer.decode(context + question)
+    pages = [_prompt_page(group.cells[0], sample, text, len(context) + len(question))]
+    if answer is not None:
+        pages.append(_score_page(group.cells[0], sample, answer))
+    fast = speed.device(device, group.model.dtype)
+    pages += [_cell_page(cell, len(context), model.shape, fast) for cell in group.cells]
     return "\n\n".join(pages)
 
 
@@ -65,23 +111,17 @@ def _score_page(cell: Cell, sample: Sample, answer: str) -> str:
     return f"=== {answer!r}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def _cell_page(cell: Cell, tokens: int, shape: ModelShape) -> str:
+def _cell_page(cell: Cell, tokens: int, shape: ModelShape, device: Device) -> str:
     """Settings of a cell, its budget per layer and its estimated work."""
     cell.method.compressor(tokens, shape.layers)  # refuses here what a run would refuse
-    processed = cell.method.layer_tokens(tokens, shape.layers)
     kept = cell.method.layer_entries(tokens, shape.layers)
-    everything = [tokens] * shape.layers
-    flops, full_flops = shape.prefill_flops(processed), shape.prefill_flops(everything)
-    copies = cell.method.stored_heads(shape.heads, shape.kv_heads) / shape.kv_heads
-    held, full_held = shape.kv_bytes(kept) * copies, shape.kv_bytes(everything)
+    processed = cell.method.layer_tokens(tokens, shape.layers)
     lines = [
         f"--- method {cell.method_name}, cell {cell.key}",
         yaml.safe_dump(cell.config, sort_keys=False, allow_unicode=True).rstrip(),
         f"entries kept per stored head, at most: {_by_layer(kept)}",
         f"tokens processed, at most:             {_by_layer(processed)}",
-        f"estimated prefill: {flops / 1e12:.2f} TFLOP, {100 * flops / full_flops:.1f} % of full",
-        f"estimated decode:  {shape.decode_flops(kept) / 1e9:.2f} GFLOP a token",
-        f"estimated cache:   {held / 2**20:.1f} MiB, {100 * held / full_held:.1f} % of full",
+        *cell_lines(cell, tokens, shape, device),
     ]
     return "\n".join(lines)
 

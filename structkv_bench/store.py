@@ -1,7 +1,9 @@
 """Results on disk: a folder per cell with cell.json (what ran) and rows.jsonl (a line per sample).
 
 Rows are only ever appended, each in one write that is synced: a run that is killed loses at most the
-line it was writing, and the next run cuts that line off before it goes on.
+line it was writing, and the next run cuts that line off before it goes on. A shard of a run has files of
+its own beside these, rows.SHARD.jsonl and cell.SHARD.json (its sessions), so that no two machines ever
+write to the same file; readers merge them.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from structkv_bench.paths import expanded, replace_whole
 from structkv_bench.plan import Cell
 
 CELL_FILE, ROWS_FILE, LOCK_FILE = "cell.json", "rows.jsonl", ".lock"
+ABOUT = {"key", "names", "config", "sessions"}
+"""What a cell.json holds."""
 
 Row = dict[str, Any]
 
 
 class Store:
-    """A results folder."""
+    """A results folder, as a whole run or one of its shards writes to it."""
 
-    def __init__(self, results_dir: str | Path) -> None:
-        self.path = expanded(results_dir)
+    def __init__(self, results_dir: str | Path, shard: str = "") -> None:
+        self.path, self.shard = expanded(results_dir), shard
 
     def check_writable(self) -> None:
         """Create the folder and try a write there.
@@ -48,16 +52,18 @@ class Store:
 
     @contextmanager
     def locked(self, cells: Iterable[Cell]) -> Iterator[None]:
-        """Keep other runs from adding rows to the same cells; a lock never outlives its process.
+        """Keep other runs on this machine from adding rows to the same cells; shards may share one.
+
+        A lock never outlives its process.
 
         Raises:
             UserError: another run holds one of them.
         """
-        with open(self.path / LOCK_FILE, "wb") as file:
+        kind = fcntl.LOCK_SH if self.shard else fcntl.LOCK_EX
+        with open(self.path / LOCK_FILE, "a+b") as file:
             for cell in cells:
                 try:
-                    # one byte of one file stands for each cell
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(cell.key[:12], 16))
+                    fcntl.lockf(file, kind | fcntl.LOCK_NB, 1, lock_place(cell.key))
                 except OSError as error:
                     raise UserError(
                         f"{self.path / cell.folder}: another run is adding rows to it; when that has ended, "
@@ -67,7 +73,7 @@ class Store:
 
     def cell(self, cell: Cell) -> CellStore:
         """Where the rows of a cell are kept."""
-        return CellStore(self.path / cell.folder, cell)
+        return CellStore(self.path / cell.folder, cell, self.shard)
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,10 @@ class CellStore:
 
     path: Path
     cell: Cell
+    shard: str = ""
 
     def rows(self) -> dict[str, Row]:
-        """Rows by sample id; of a sample run twice the later one."""
+        """Rows by sample id; see `read_rows`."""
         return read_rows(self.path)[0]
 
     def check(self, model: dict[str, str]) -> None:
@@ -91,16 +98,19 @@ class CellStore:
         """
         file = self.path / CELL_FILE
         if not file.exists():
-            if self.rows():
-                self.begin({"model": model})
-            return
-        for session in read_about(file)["sessions"]:
+            if not self.rows():
+                return
+            self.describe()
+        sessions = read_about(file)["sessions"]
+        for session in sessions:
             known = session.get("model", model)
             if known != model:
                 raise UserError(
                     f"{self.path}: its rows are of another model than {self.cell.model.path} is now "
                     f"({known}, not {model}); give another results_dir"
                 )
+        if not sessions and self.rows():
+            self.begin({"model": model})
 
     def begin(self, provenance: Row) -> None:
         """Note that a session starts to add rows: what it runs, and on what.
@@ -108,21 +118,27 @@ class CellStore:
         Raises:
             UserError: the folder can't be written to, or its cell.json is damaged.
         """
+        about = self.describe()
+        if self.shard:
+            file = self.path / _named(CELL_FILE, self.shard)
+            about = _read(file, {"sessions"}) if file.exists() else {"sessions": []}
+            self._write(file, {"sessions": [*about["sessions"], provenance]})
+        else:
+            about["sessions"].append(provenance)
+            self._write(self.path / CELL_FILE, about)
+
+    def describe(self) -> Row:
+        """The cell.json that there is; where there is none it is written, without a session.
+
+        Raises:
+            UserError: as for `begin`.
+        """
         file = self.path / CELL_FILE
         if file.exists():
-            about = read_about(file)
-        else:
-            about = {
-                "key": self.cell.key,
-                "names": self.cell.names,
-                "config": self.cell.config,
-                "sessions": [],
-            }
-        about["sessions"].append(provenance)
-        try:
-            replace_whole(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")
-        except OSError as error:
-            raise self._unwritten(error) from error
+            return _read(file, ABOUT)
+        about = {"key": self.cell.key, "names": self.cell.names, "config": self.cell.config, "sessions": []}
+        self._write(file, about)
+        return about
 
     def append(self, row: Row) -> None:
         """Add a row, on disk when this returns. Not before `begin`.
@@ -134,7 +150,8 @@ class CellStore:
         # JSON's own escape for half a surrogate pair, which UTF-8 has no bytes for
         line = text.encode("utf-8", "backslashreplace") + b"\n"
         try:
-            fd = os.open(self.path / ROWS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            file = self.path / _named(ROWS_FILE, self.shard)
+            fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise self._unwritten(error) from error
         try:
@@ -143,6 +160,12 @@ class CellStore:
             raise self._unwritten(error) from error
         finally:
             os.close(fd)
+
+    def _write(self, file: Path, about: Row) -> None:
+        try:
+            replace_whole(file, json.dumps(about, ensure_ascii=False, indent=2) + "\n")
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def _unwritten(self, error: OSError) -> UserError:
         return UserError(
@@ -174,43 +197,66 @@ def read_cells(
 
 
 def read_rows(folder: Path) -> tuple[dict[str, Row], int]:
-    """Rows by sample id, and how many lines were damaged; a line without its end is one."""
-    file = folder / ROWS_FILE
-    *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    """Rows by sample id, and how many lines were damaged; a line without its end is one.
+
+    Of a sample run twice counts the row that worked; of two such the later one, shards before whole runs.
+    """
     rows: dict[str, Row] = {}
-    torn = int(bool(rest))
-    for line in lines:
-        try:
-            row = json.loads(line)
-            if row["status"] not in ("ok", "failed"):
-                raise ValueError
-            rows[row["sample"]] = row
-        except (ValueError, KeyError, TypeError):
-            torn += 1
+    torn = 0
+    for file in rows_files(folder):
+        *lines, rest = file.read_bytes().split(b"\n")
+        torn += bool(rest)
+        for line in lines:
+            try:
+                row = json.loads(line)
+                ok = {"ok": True, "failed": False}[row["status"]]
+                if ok or rows.get(row["sample"], row)["status"] != "ok":
+                    rows[row["sample"]] = row
+            except (ValueError, KeyError, TypeError):
+                torn += 1
     return rows, torn
 
 
+def rows_files(folder: Path) -> list[Path]:
+    """The files with a cell's rows: those of its shards by name, then that of whole runs."""
+    return sorted(folder.glob("rows.*jsonl"))  # a shard's name is hexadecimal, so before "jsonl"
+
+
 def read_about(file: Path) -> Row:
-    """The content of a cell.json.
+    """The content of a cell.json, the sessions of shards beside it included.
 
     Raises:
         UserError: it is damaged, or can't be read.
     """
+    about = _read(file, ABOUT)
+    for shard in sorted(file.parent.glob("cell.*.json")):
+        about["sessions"] += _read(shard, {"sessions"})["sessions"]
+    return about
+
+
+def _read(file: Path, keys: set[str]) -> Row:
     try:
         about = json.loads(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file}: can't be read ({_reason(error)})") from error
     except ValueError:
         about = None
-    if (
-        not isinstance(about, dict)
-        or not about.keys() >= {"key", "names", "config", "sessions"}
-        or (not about["config"])
-    ):
+    if not isinstance(about, dict) or not about.keys() >= keys or not about.get("config", True):
         raise UserError(
             f"{file}: damaged; delete it, and the next run of this cell keeps the rows and writes it anew"
         )
     return about
+
+
+def _named(file: str, shard: str) -> str:
+    """A shard's own file beside one of whole runs: rows.SHARD.jsonl beside rows.jsonl."""
+    stem, _, suffix = file.partition(".")
+    return f"{stem}.{shard}.{suffix}" if shard else file
+
+
+def lock_place(key: str) -> int:
+    """One byte of one lock file stands for each cell."""
+    return int(key[:12], 16)
 
 
 def _append(fd: int, line: bytes) -> None:

@@ -83,10 +83,13 @@ def test_results_imports_no_torch(tmp_path, runner):
 def test_list_gives_each_name_with_its_description(capsys):
     assert main(["list", "methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["full", "h2o", "snapkv", "streaming_llm", "structkv"]
+    names = [line.split()[0] for line in lines]
+    assert names == sorted(names)
+    assert {"full", "h2o", "snapkv", "streaming_llm", "structkv"} <= set(names)
     assert all(len(line.split()) > 2 for line in lines)
     assert main(["list", "experiments"]) == 0
-    assert capsys.readouterr().out.startswith("quickstart  StructKV and four baselines")
+    described = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert described["quickstart"].startswith("StructKV and four baselines")
 
 
 def test_a_broken_experiment_file_is_one_line_of_list(tmp_path, monkeypatch, capsys):
@@ -233,10 +236,10 @@ def test_a_narrow_terminal_gets_a_narrow_table(tmp_path, runner, capsys, monkeyp
 
 def test_show_prints_its_pages(monkeypatch, capsys):
     fake = types.ModuleType("structkv_bench.show")
-    fake.show = lambda setups, sample, answer: f"a page for {setups[0].method_name}, {sample}, {answer}"
+    fake.show = lambda setups, *rest: f"a page for {setups[0].method_name}, {', '.join(map(str, rest))}"
     monkeypatch.setitem(sys.modules, "structkv_bench.show", fake)
     assert main(["show", "method=snapkv", "--sample", "3", "--answer", "so"]) == 0
-    assert capsys.readouterr().out == "a page for snapkv, 3, so\n"
+    assert capsys.readouterr().out == "a page for snapkv, 3, so, here\n"
 
 
 @pytest.mark.parametrize(
@@ -296,11 +299,12 @@ def test_data_writes_the_official_layout_without_a_model(tmp_path, capsys):
 
 def test_subtasks_without_their_texts_are_named_and_the_others_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    some = ["show", "method=full", "task=ruler", "task.subset=[qa_1,niah_single_1]", "task.samples=1"]
+    some = ["run", "method=full", "task=ruler", "task.subset=[qa_1,niah_single_1]", "task.samples=1"]
     some += ["model=custom", f"model.path={save_tiny(tmp_path / 'model')}", "task.lengths=1500"]
+    some += [f"results_dir={tmp_path / 'results'}"]
     assert main([*some, "task.missing=error"]) == 2
     assert "structkv-bench fetch task=ruler" in capsys.readouterr().err
-    assert main(["run", *some[1:], f"results_dir={tmp_path / 'results'}"]) == 0
+    assert main(some) == 0
     printed = capsys.readouterr()
     assert "left out: qa_1: " in printed.err
     assert "niah_single_1" in printed.out

@@ -28,6 +28,8 @@ COMMANDS = sorted(
 )
 SMALL = {"model": "custom", "model.name": "tiny", "task.lengths": "[1500]", "task.samples": "4"}
 """In place of what a command says, so that it takes a second: a tiny model and short samples."""
+READERS = {"results": "", "table": "table", "figure": "fig", "report": "", "score": "", "status": ""}
+"""Commands that need rows, and how the experiment is called that they name by a number."""
 TASKS = {
     "niah": {"task.haystack": "noise"},
     "ruler": {"task.subset": "[niah_single_1]"},
@@ -67,8 +69,12 @@ def test_command(
     predictions = tmp_path / "PREDICTIONS_DIR"
     predictions.mkdir()
     lay(predictions, "qasper", row(pred="you"))
-    if "results" in command:  # it prints what the default folder holds
-        main(shrunk("structkv-bench run method=full", model_folder, Path("results/runs")))
+    asked = shlex.split(command)[1:]
+    if asked[0] in READERS:  # they read what the default folder holds
+        kind, named = READERS[asked[0]], asked[1] if asked[0] in ("table", "figure") else "quickstart"
+        experiment = f"{kind}{named}" if named.isdigit() else named
+        runs = f"structkv-bench run experiment={experiment}"
+        main(shrunk(runs, model_folder, Path("results/runs")))
     arguments = shrunk(command, model_folder, tmp_path)
     if arguments[0] == "fetch":  # what it does needs a network; that it is understood does not
         assert compose(shlex.split(command)[2:])

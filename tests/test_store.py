@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from structkv_bench.config import compose
 from structkv_bench.errors import UserError
+from structkv_bench.locks import is_held
 from structkv_bench.plan import plan
 from structkv_bench.provenance import provenance, source
-from structkv_bench.store import CellStore, Store, read_cells
+from structkv_bench.store import CellStore, Store, lock_place, read_about, read_cells
 
 CELL = plan(compose(["method=snapkv", "task.lengths=[64]"]))[0].cells[0]
 
@@ -270,3 +271,83 @@ def test_a_repository_around_an_installed_copy_is_not_taken_for_the_source(tmp_p
     assert source() is None
     monkeypatch.setattr("structkv_bench.__file__", str(tmp_path / "structkv_bench" / "__init__.py"))
     assert source() == {"commit": None, "dirty": True}
+
+
+def shard(tmp_path, name) -> CellStore:
+    store = Store(tmp_path, name).cell(CELL)
+    store.begin({"started": name})
+    return store
+
+
+def test_shards_write_files_of_their_own_that_readers_merge(tmp_path):
+    cells = [shard(tmp_path, "ab.0000"), shard(tmp_path, "ab.0001"), Store(tmp_path).cell(CELL)]
+    cells[2].begin({"started": "whole"})
+    for number, one in enumerate(cells):
+        one.append(row(number))
+    assert {file.name for file in cells[0].path.iterdir()} == {
+        *("cell.json", "cell.ab.0000.json", "cell.ab.0001.json"),
+        *("rows.jsonl", "rows.ab.0000.jsonl", "rows.ab.0001.jsonl"),
+    }
+    assert list(cells[0].rows().values()) == [row(0), row(1), row(2)]
+    about = read_about(cells[0].path / "cell.json")
+    assert [session["started"] for session in about["sessions"]] == ["whole", "ab.0000", "ab.0001"]
+    assert about["config"] == CELL.config
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_sample_in_two_files_the_row_that_worked_counts(tmp_path, order):
+    files = [shard(tmp_path, f"ab.{number:04d}") for number in order]
+    files[0].append(row(7))
+    files[1].append(row(7) | {"status": "failed"})
+    assert files[0].rows() == {"0007": row(7)}
+
+
+def test_of_two_rows_that_worked_the_one_in_the_later_file_counts(tmp_path):
+    for score in (0.1, 0.2):
+        shard(tmp_path, f"ab.000{score * 10:.0f}").append(row(7) | {"score": score})
+    assert Store(tmp_path).cell(CELL).rows()["0007"]["score"] == 0.2
+
+
+def test_a_torn_line_of_a_shard_is_cut_off_by_that_shard_alone(tmp_path):
+    one, two = shard(tmp_path, "ab.0000"), shard(tmp_path, "ab.0001")
+    one.append(row(0))
+    file = one.path / "rows.ab.0000.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"sam')
+    two.append(row(1))
+    assert file.read_bytes() == whole + b'{"sam'
+    one.append(row(2))
+    assert file.read_bytes().startswith(whole)
+    assert sorted(one.rows()) == ["0000", "0001", "0002"]
+
+
+def test_other_weights_are_refused_whichever_file_tells_of_the_first(tmp_path):
+    shard(tmp_path, "ab.0000").begin({"model": {"weights": "a"}})
+    for store in (Store(tmp_path), Store(tmp_path, "ab.0001")):
+        store.cell(CELL).check({"weights": "a"})
+        with pytest.raises(UserError, match="another model"):
+            store.cell(CELL).check({"weights": "b"})
+    (tmp_path / CELL.folder / "cell.json").unlink()
+    Store(tmp_path).cell(CELL).append(row(0))
+    with pytest.raises(UserError, match="another model"):
+        Store(tmp_path).cell(CELL).check({"weights": "b"})
+
+
+def test_shards_share_a_cell_and_keep_whole_runs_out(tmp_path):
+    Store(tmp_path).check_writable()
+    code = (
+        "import sys; from structkv_bench.store import Store; from tests.test_store import CELL; "
+        "held = Store(sys.argv[1], sys.argv[2]).locked([CELL]); held.__enter__(); "
+        "print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), "ab.0000"]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with Store(tmp_path, "ab.0001").locked([CELL]):
+            pass
+        assert is_held(tmp_path / ".lock", lock_place(CELL.key))
+        with pytest.raises(UserError, match="another run is adding rows"), Store(tmp_path).locked([CELL]):
+            pass
+        holder.communicate(b"\n")
+    assert not is_held(tmp_path / ".lock", lock_place(CELL.key))

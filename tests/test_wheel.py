@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "results", "tests", "__pycache__")
+LEFT_OUT = shutil.ignore_patterns(".*", "*.egg-info", "build", "runs", "tests", "__pycache__")
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,22 @@ class Method(ABC):
         """Entries that each layer keeps per stored head."""
         return [prompt_tokens] * layers
 
+    def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
+        """The last so many queries whose product with the keys each layer takes once more, for scores."""
+        return [0] * layers
+
+    def passes(self, prompt_tokens: int, layers: int) -> list[list[int]]:
+        """Tokens per layer of each way from the first layer on.
+
+        There are two where tokens begin anew: the first ends at the layer that chose them, and it is the
+        one that scores.
+        """
+        return [self.layer_tokens(prompt_tokens, layers)]
+
+    def reach(self, prompt_tokens: int) -> int:
+        """Keys that a query of the prompt meets at most."""
+        return prompt_tokens
+
     def stored_heads(self, heads: int, kv_heads: int) -> int:
         """Heads that each layer stores, of so many query and KV heads."""
         return kv_heads

@@ -50,6 +50,11 @@ class Model:
         return torch.device(self._embed.weight.device)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, tied ones once."""
+        return sum(weight.nbytes for weight in self._module.parameters())
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the architecture and of a sample of every weight."""
         digest = hashlib.sha256(self._module.config.to_json_string().encode())

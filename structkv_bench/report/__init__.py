@@ -1,1 +1,1 @@
-"""Rows -> tables; no part of it imports torch."""
+"""From stored rows to tables, figures and the report; neither torch nor a model."""

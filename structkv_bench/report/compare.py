@@ -54,20 +54,29 @@ def is_noise(entry: Entry) -> bool:
 
 def reference_row(table: Table, row: TableRow, reference: str) -> TableRow | None:
     """The reference method's row that a row is compared with; None: the table has none."""
-    own = [one for one in table.rows if one.model == row.model and one.method == reference]
-    plain = [one for one in own if one.label == reference] or own[:1]
-    same = [one for one in plain if one.kv_ratio == row.kv_ratio]
-    if same or row.kv_ratio is not None:
-        return same[0] if same else None
-    return max(plain, key=lambda one: one.kv_ratio or 0, default=None)
+    wanted = (row.model, reference, row.variant)
+    own = [one for one in table.rows if (one.model, one.method, one.variant) == wanted]
+    plain = [one for one in own if one.label == f"{reference}{one.variant}"] or own[:1]
+    for one in plain:
+        if one.kv_ratio in (row.kv_ratio, None):  # the full cache as a reference has no budget
+            return one
+    return max(plain, key=lambda one: one.kv_ratio or 0, default=None) if row.kv_ratio is None else None
+
+
+def is_sweep(table: Table) -> bool:
+    """Whether the reference's rows are compared with themselves, at the setting's default.
+
+    Not over KV budgets beside other rows: there each budget has its own comparisons.
+    """
+    return table.setting is not None and (len(table.rows) == 1 or table.setting != "kv_ratio")
 
 
 def _other(table: Table, row: TableRow, name: str, reference: str) -> Entry | None:
     other = reference_row(table, row, reference)
     if other is None:
         return None
-    if other is row and table.setting is not None and len(table.rows) == 1:
-        name = column_name(default_of(row.cells[0].about, table.setting))
+    if other is row and is_sweep(table):
+        name = column_name(default_of(row.cells[0].about, table.setting or ""))
     return other.entries.get(name)
 
 
@@ -98,7 +107,7 @@ def check_alike(cells: Iterable[Stored]) -> None:
             known_model = models.setdefault(cell.model, identity)
             if identity not in (known_model, "{}"):
                 raise _mixed(f"two models called {cell.model}", f"weights {known_model}", identity)
-        for sample, row in cell.rows.items():
+        for sample, row in cell.ok.items():
             place = (cell.model, cell.subtask, cell.length, sample)
             digest, known = prompts.setdefault(place, (row.get("prompt_sha256", ""), cell))
             if row.get("prompt_sha256", "") != digest:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from structkv_bench.report.compare import is_noise, reference_row
+from structkv_bench.report.compare import is_noise, is_sweep, reference_row
 from structkv_bench.report.paper import PaperTable
 from structkv_bench.report.render import Grid
 from structkv_bench.report.results import averages_of, scored
@@ -58,7 +59,7 @@ def family(row: TableRow) -> int:
     """Place in FAMILIES, by what was measured."""
     if row.method == "full":
         return 0
-    return 1 if (row.prefill_pct or 100) > 99.99 else 2
+    return 1 if min(row.prefill_shares, default=100) > 99.99 else 2
 
 
 def _entries(table: Table) -> list[Entry]:
@@ -72,8 +73,8 @@ def _lines(row: TableRow, table: Table, style: Style) -> Iterator[list[str]]:
     printed_prefill = paper.prefill_pct.get((row.method, nominal or 100)) if paper else None
     yield [
         row.label,
-        _nominal_and_measured(nominal, row.kv_pct),
-        _nominal_and_measured(printed_prefill, row.prefill_pct),
+        _nominal_and_measured(nominal, row.kv_shares),
+        _nominal_and_measured(printed_prefill, row.prefill_shares),
         *(entry_text(row.entries.get(name), style.intervals or name == AVERAGE) for name in table.names),
     ]
     if paper is None:
@@ -97,8 +98,14 @@ def _printed(paper: PaperTable, row: TableRow, table: Table, name: str) -> Any:
     return paper.score(row.method, round(kv_pct, 6), name)
 
 
-def _nominal_and_measured(nominal: float | None, measured: float | None) -> str:
-    return " → ".join(f"{value:.4g}" for value in (nominal, measured) if value is not None)
+def _nominal_and_measured(nominal: float | None, measured: Sequence[float]) -> str:
+    """Their mean, or where a sweep changes it from the least to the most."""
+    shown = [] if nominal is None else [f"{nominal:.4g}"]
+    if measured and max(measured) - min(measured) > 1:
+        shown.append(f"{min(measured):.4g} to {max(measured):.4g}")
+    elif measured:
+        shown.append(f"{fmean(measured):.4g}")
+    return " → ".join(shown)
 
 
 def entry_text(entry: Entry | None, interval: bool) -> str:
@@ -149,32 +156,35 @@ def _averages_note(table: Table) -> Iterator[str]:
         for length in dict.fromkeys(cell.length for cell in row.cells):
             its = [cell for cell in row.cells if cell.length == length and cell.ok]
             scores = {cell.subtask: [scored(r) for r in cell.ok.values()] for cell in its}
-            if scores and table.setting is None:
-                for label, value in averages_of(its[0].about, scores).items():
-                    others.setdefault(label, []).append(f"{_name(row)} at {length} {value:.2f}")
+            for label, value in (averages_of(its[0].about, scores) if scores else {}).items():
+                told = others.setdefault(label, [])
+                if table.setting is None:
+                    told.append(f"{_name(row)} at {length} {value:.2f}")
     plain = [label for label in others if "mean of" in label and "category" not in label]
     if plain:
         yield f"Averaged over tasks: {'; '.join(plain)}."
-    for label in others.keys() - set(plain):
+    for label in [label for label in others if label not in plain and others[label]]:
         yield f"{label}: {'; '.join(others[label])}."
 
 
 def _reference_notes(table: Table, reference: str) -> Iterator[str]:
     compared = [
-        (row, entry)
+        (row, name, entry)
         for row in table.rows
         for name, entry in row.entries.items()
         if entry.comparison is not None and (name == AVERAGE or len(table.columns) == 1 or table.setting)
     ]
     if not compared:
         return
+    itself = f" (itself: from its default {table.setting})" if is_sweep(table) else ""
     yield (
-        f"{NOISE} can't be told from {reference} at the same KV budget (full: at the largest), 5 % level, on "
-        "the same samples: McNemar for one task of rights and wrongs, else paired t; Holm over the rows."
+        f"{NOISE} can't be told from {reference}{itself} at the same KV budget (full: at the largest), 5 % "
+        "level, on the same samples: McNemar for one task of rights and wrongs, else paired t; Holm over "
+        f"{'all' if table.setting else 'the rows'}."
     )
     needed = [
-        f"{_name(row)} {entry.comparison.n_needed}"
-        for row, entry in compared
+        f"{_name(row)} {f'at {table.setting}={name} ' if table.setting else ''}{entry.comparison.n_needed}"
+        for row, name, entry in compared
         if is_noise(entry) and entry.comparison is not None and entry.comparison.n_needed
     ]
     if needed:
@@ -204,8 +214,8 @@ def _tidy(table: Table, row: TableRow, name: str, entry: Entry, style: Style) ->
         "model": row.model,
         "method": row.label,
         "kv_nominal_pct": percent(row.kv_ratio),
-        "kv_pct": None if row.kv_pct is None else round(row.kv_pct, 4),
-        "prefill_pct": None if row.prefill_pct is None else round(row.prefill_pct, 4),
+        "kv_pct": None if entry.kv_pct is None else round(entry.kv_pct, 4),
+        "prefill_pct": None if entry.prefill_pct is None else round(entry.prefill_pct, 4),
         "column": name,
         "score": None if entry.score is None else round(entry.score, 4),
         "low": percent(entry.interval.low),

@@ -13,7 +13,7 @@ from structkv_bench.report.layout import Style, grid, tidy
 from structkv_bench.report.paper import paper_table
 from structkv_bench.report.render import Format, grid_text, lines_text
 from structkv_bench.report.stored import Evidence, load
-from structkv_bench.report.table import Table, build
+from structkv_bench.report.table import SETTING, Table, build
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Wish:
     """Whether the paper's numbers stand below ours."""
     intervals: bool = False
     allow_mixed: bool = False
+    columns: str | None = None
+    """subtask, length or method.SETTING, in place of what the experiment says."""
 
 
 def named(what: str, kind: str) -> str:
@@ -47,15 +49,22 @@ def table_of(
     Raises:
         UserError: there are no rows, or such as can't stand in one table.
     """
+    if wish.columns is not None:
+        _check_columns(wish.columns)
     preset = preset_values(experiment)
     evidence = load(results_dirs, experiment)
     if not wish.allow_mixed:
         check_alike(evidence.cells)
-    table = build(evidence.cells, preset.get("columns", "subtask"))
+    table = build(evidence.cells, wish.columns or preset.get("columns", "subtask"))
     add_statistics(table, wish.reference)
     printed = preset.get("paper")
     paper = paper_table(printed) if printed and wish.compare else None
     return table, evidence, Style(preset.get("title") or experiment, wish.reference, wish.intervals, paper)
+
+
+def _check_columns(columns: str) -> None:
+    if columns not in ("subtask", "length") and not columns.removeprefix(SETTING).isidentifier():
+        raise UserError(f"--columns {columns}: give subtask, length, or a setting such as method.decay")
 
 
 def print_table(

@@ -6,6 +6,7 @@ import csv
 import html as html_text
 import io
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -96,25 +97,50 @@ def _tex(text: str) -> str:
 
 
 def html(grid: Grid) -> str:
-    """A <table> in a <figure> with its title above and its notes below."""
+    """A <table> in a <figure>, with its title as the caption and its notes below.
+
+    Each group is a <tbody>, so that rows can be sorted within it. A row whose first text is indented
+    (the paper's numbers) belongs to the row above it. Cells carry the number that they sort by.
+    """
     escape = html_text.escape
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.head)
-    body = []
+    head = "".join(f'<th scope="col" class="{_kind(grid, name)}">{escape(name)}</th>' for name in grid.head)
+    bodies: list[list[str]] = []
     for place, row in enumerate(grid.rows):
+        if place in grid.groups or not bodies:
+            bodies.append([])
         if place in grid.groups:
-            body.append(
+            bodies[-1].append(
                 f'<tr class="group"><th scope="rowgroup" colspan="{len(row)}">'
-                f"{escape(grid.groups[place])}</th></tr>"
+                f"<span>{escape(grid.groups[place])}</span></th></tr>"
             )
-        cells = [
-            f'<td class="{"text" if name in grid.text else "number"}">{escape(cell)}</td>'
-            for name, cell in zip(grid.head, row, strict=True)
-        ]
-        body.append(f"<tr>{''.join(cells)}</tr>")
+        bodies[-1].append(_html_row(grid, row))
     notes = "".join(f"<p>{escape(note)}</p>" for note in grid.notes)
-    title = f"<figcaption>{escape(grid.title)}</figcaption>" if grid.title else ""
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    return f'<figure class="table">{title}<div class="scroll">{table}</div>{notes}</figure>'
+    caption = f"<caption>{escape(grid.title)}</caption>" if grid.title else ""
+    body = "\n".join(f"<tbody>{chr(10).join(rows)}</tbody>" for rows in bodies)
+    table = f"<table>{caption}<thead><tr>{head}</tr></thead>\n{body}</table>"
+    label = f' role="region" aria-label="{escape(grid.title)}"' if grid.title else ""
+    return f'<figure class="table"><div class="scroll" tabindex="0"{label}>{table}</div>{notes}</figure>'
+
+
+_SORTED_BY = re.compile(r"(?:.* → )?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d.]*/)")
+"""The number that a cell begins with; of a nominal and a measured one the measured. Not n of N."""
+_INTERVAL = re.compile(r"\[[^\]]*\]$")
+
+
+def _html_row(grid: Grid, row: Sequence[str]) -> str:
+    first, *others = zip(grid.head, row, strict=True)
+    cells = [f'<th scope="row" class="{_kind(grid, first[0])}">{html_text.escape(first[1].strip())}</th>']
+    for name, shown in others:
+        number = None if name in grid.text else _SORTED_BY.match(shown)
+        by = f' data-sort="{number[1]}"' if number else ""
+        inner = _INTERVAL.sub(r"<small>\g<0></small>", html_text.escape(shown))
+        cells.append(f'<td class="{_kind(grid, name)}"{by}>{inner}</td>')
+    under = ' class="under"' if row[0].startswith(" ") else ""
+    return f"<tr{under}>{''.join(cells)}</tr>"
+
+
+def _kind(grid: Grid, name: str) -> str:
+    return "text" if name in grid.text else "number"
 
 
 def text(grid: Grid, width: int | None = None, share: Sequence[str] = ()) -> str:

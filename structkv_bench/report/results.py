@@ -117,13 +117,18 @@ def averages_of(about: Row, scores: Scores) -> dict[str, float]:
 
 def render(lines: Sequence[Line], format: Format, width: int | None = None) -> str:
     """Lines as text, no line break at its end; a table takes `width` columns at most (None: all it needs)."""
-    names = list(lines[0])
-    cells = [[_text(name, one[name]) for name in names] for one in lines]
     if format is Format.JSON:
         return lines_text(lines, format)
+    grid = lines_grid(lines)
     if format is Format.CSV:
-        return lines_text([dict(zip(names, row, strict=True)) for row in cells], format)
-    return grid_text(Grid(names, cells, TEXT), format, width, SHAREABLE)
+        return lines_text([dict(zip(grid.head, row, strict=True)) for row in grid.rows], format)
+    return grid_text(grid, format, width, SHAREABLE)
+
+
+def lines_grid(lines: Sequence[Line]) -> Grid:
+    """Lines as texts, numbers rounded."""
+    names = list(lines[0])
+    return Grid(names, [[_text(name, one[name]) for name in names] for one in lines], TEXT)
 
 
 def _text(name: str, value: Any) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from structkv_bench.errors import UserError
@@ -34,6 +37,16 @@ class Stored:
     def scores(self) -> dict[str, float]:
         """From 0 to 1, by sample, of those that worked."""
         return {sample: row["score"] for sample, row in self.ok.items()}
+
+    @cached_property
+    def kv_pct(self) -> float:
+        """Bytes held after the prompt, in percent of the full cache's; their mean."""
+        return fmean(100 * row["kv_bytes"] / row["kv_bytes_full"] for row in self.ok.values())
+
+    @cached_property
+    def prefill_pct(self) -> float:
+        """Tokens that the layers processed, in percent of the prompt's; their mean."""
+        return fmean(row["prefill_pct"] for row in self.ok.values())
 
     @property
     def failed(self) -> int:
@@ -67,6 +80,23 @@ class Evidence:
     """Damaged lines, samples found twice."""
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Rows hold no cycles, and looking for some while they grow takes longer than reading them.
+
+    What was read is never looked at again; it goes when nothing refers to it, as everything does.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+@_without_collector()
 def load(
     results_dirs: Sequence[str | Path], experiment: str | None = None, keys: Collection[str] | None = None
 ) -> Evidence:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 
-from structkv_bench.report.naming import kv_ratio, method_label
+from structkv_bench.report.naming import kv_ratio, method_label, task_label
 from structkv_bench.report.paper import column_name
 from structkv_bench.report.statistics import Comparison, Interval
 from structkv_bench.report.stored import Stored
@@ -55,6 +56,18 @@ class Entry:
         return sum(max(cell.asked, len(cell.rows)) for cell in self.parts.values())
 
     @property
+    def kv_pct(self) -> float | None:
+        """Bytes held after the prompt, in percent of the full cache's."""
+        held = [cell.kv_pct for cell in self.parts.values() if cell.ok]
+        return fmean(held) if held else None
+
+    @property
+    def prefill_pct(self) -> float | None:
+        """Tokens that the layers processed, in percent of the prompt's."""
+        processed = [cell.prefill_pct for cell in self.parts.values() if cell.ok]
+        return fmean(processed) if processed else None
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing is missing."""
         return self.n == self.asked and not self.lacks
@@ -71,26 +84,20 @@ class TableRow:
     """With the settings that differ from its config."""
     kv_ratio: float | None
     """Nominal."""
+    variant: str = ""
+    """The protocol at the end of the label, where the table has several."""
     cells: list[Stored] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
 
-    def mean(self, value: str) -> float | None:
-        """Mean of a number over all samples that worked."""
-        values = [row[value] for cell in self.cells for row in cell.ok.values() if row.get(value) is not None]
-        return fmean(values) if values else None
+    @cached_property
+    def kv_shares(self) -> list[float]:
+        """Of each cell that has rows: see `Stored.kv_pct`."""
+        return [cell.kv_pct for cell in self.cells if cell.ok]
 
-    @property
-    def kv_pct(self) -> float | None:
-        """Bytes held after the prompt, in percent of the full cache's."""
-        held = [
-            100 * row["kv_bytes"] / row["kv_bytes_full"] for cell in self.cells for row in cell.ok.values()
-        ]
-        return fmean(held) if held else None
-
-    @property
-    def prefill_pct(self) -> float | None:
-        """Tokens that the layers processed, in percent of the prompt's."""
-        return self.mean("prefill_pct")
+    @cached_property
+    def prefill_shares(self) -> list[float]:
+        """Of each cell that has rows: see `Stored.prefill_pct`."""
+        return [cell.prefill_pct for cell in self.cells if cell.ok]
 
 
 @dataclass
@@ -129,7 +136,7 @@ def build(cells: Sequence[Stored], columns: str) -> Table:
     """
     setting = columns.removeprefix(SETTING) if columns.startswith(SETTING) else None
     names = dict.fromkeys(_column(cell, columns) for cell in cells)
-    table = Table(_in_order(names, columns), _rows(cells, setting), setting)
+    table = Table(_in_order(names, columns), _rows(cells, columns, setting), setting)
     parts = _by_column(cells, columns)
     for row in table.rows:
         its = _by_column(row.cells, columns)
@@ -158,14 +165,27 @@ def _in_order(names: Iterable[str], columns: str) -> list[str]:
     return [*sorted(numbers, key=numbers.__getitem__), *(name for name in names if name not in numbers)]
 
 
-def _rows(cells: Iterable[Stored], setting: str | None) -> list[TableRow]:
+def _rows(cells: Sequence[Stored], columns: str, setting: str | None) -> list[TableRow]:
+    without = () if setting is None else (setting,)
+    labels = [method_label(cell.about, without) for cell in cells]
+    ratios = [None if setting == "kv_ratio" else kv_ratio(cell.about) for cell in cells]
+    places = [
+        (cell.model, label, ratio, _column(cell, columns), cell.subtask, cell.length)
+        for cell, label, ratio in zip(cells, labels, ratios, strict=True)
+    ]
+    mixed = len(set(places)) < len(places)  # rows of several protocols, where the user insists
     rows: dict[tuple[str, str, float | None], TableRow] = {}
-    for cell in cells:
-        ratio = None if setting == "kv_ratio" else kv_ratio(cell.about)
-        label = method_label(cell.about, () if setting is None else (setting,))
-        row = TableRow(cell.model, cell.about["names"]["method"], label, ratio)
+    for cell, label, ratio in zip(cells, labels, ratios, strict=True):
+        variant = f" ({_protocol(cell)})" if mixed else ""
+        row = TableRow(cell.model, cell.about["names"]["method"], label + variant, ratio, variant)
         rows.setdefault((row.model, row.label, row.kv_ratio), row).cells.append(cell)
     return list(rows.values())
+
+
+def _protocol(cell: Stored) -> str:
+    """The protocol, and the settings of the task that differ from its config."""
+    settings = task_label(cell.about).removeprefix(cell.subtask)
+    return f"{cell.about['names']['protocol']}{settings}"
 
 
 def _by_column(cells: Iterable[Stored], columns: str) -> dict[str, dict[Part, Stored]]:
