@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from structkv_bench.catalog import preset_values
 from structkv_bench.report.drawn import save
 from structkv_bench.report.figures import FIGURES
 from structkv_bench.report.printed import Wish, print_table
@@ -30,11 +31,14 @@ def publish(results_dir: Path, out: Path, experiment: str) -> None:
         UserError: it has no rows, or such as can't stand in one table.
     """
     wish = Wish(compare=True)
-    for kind, format in (("csv", Format.CSV), ("md", Format.MARKDOWN)):
+    has_table = preset_values(experiment).get("columns", "subtask") is not None
+    for kind, format in (("csv", Format.CSV), ("md", Format.MARKDOWN)) if has_table else ():
         text = print_table(experiment, [results_dir], format, wish)
         (out / f"{experiment}.{kind}").write_text(text + "\n", encoding="utf-8")
     if any(name.startswith(experiment) for name in FIGURES):
-        save(experiment, [results_dir], out / "figures")
+        for file in save(experiment, [results_dir], out / "figures"):
+            if file.suffix == ".svg":  # ten times the bytes of all the rest
+                file.unlink()
     cells = load([results_dir], experiment).cells
     text = json.dumps(provenance(cells), ensure_ascii=False, indent=1) + "\n"
     (out / f"{experiment}.provenance.json").write_text(text, encoding="utf-8")

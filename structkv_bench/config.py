@@ -65,8 +65,9 @@ class Preset:
     """Further overrides, a list for each grid of a preset that has several."""
     title: str = ""
     """Of the experiment's table."""
-    columns: str = "subtask"
-    """What has a column of its own in that table: subtask, length, or a setting such as method.decay."""
+    columns: str | None = "subtask"
+    """What has a column of its own in that table: subtask, length, or a setting such as method.decay; None:
+    the experiment is for a figure alone."""
     paper: str | None = None
     """Table of the paper whose numbers stand beside ours, as results/paper/ calls it."""
 

@@ -76,3 +76,15 @@ def test_it_runs_to_its_table_on_a_tiny_model(
     labels = {line.split("|")[1].strip() for line in out.splitlines() if line.startswith("| ")}
     wanted = {setup.method_name for setup in compose([f"experiment={experiment}"])}
     assert {label.split(" ")[0] for label in labels} >= wanted
+
+
+def test_an_experiment_for_a_figure_alone_has_no_table_unless_columns_are_asked_for(
+    tiny_run: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Its scores say nothing: Figure 7 times prefills and generates one token."""
+    own = ["task.haystack=noise", "task.lengths=[700]", "method=full,structkv", f"results_dir={tmp_path}"]
+    texts = [text for text in tiny_run if not text.startswith("task.source")]
+    assert main(["run", "experiment=fig7", *texts, *own]) == 0
+    assert main(["table", "fig7", "--results", str(tmp_path)]) == 2
+    assert "structkv-bench figure 7 draws it" in capsys.readouterr().err
+    assert main(["table", "fig7", "--columns", "length", "--results", str(tmp_path)]) == 0

@@ -252,10 +252,9 @@ def test_equal_methods_have_no_difference_to_find():
     assert compare([1, 0], [0, 1]).n_needed is None
 
 
-@pytest.mark.parametrize(("a", "b"), [([0.9], [0.4]), ([0.3, 0.5, 0.9], [0.2, 0.4, 0.8])])
-def test_graded_differences_without_a_spread_tell_nothing(a, b):
-    compared = compare(a, b)
-    assert compared.difference > 0
+def test_one_graded_difference_tells_nothing():
+    compared = compare([0.9], [0.4])
+    assert compared.difference == pytest.approx(0.5)
     assert (compared.low, compared.high, compared.p_value, compared.n_needed) == (None,) * 4
 
 
@@ -317,3 +316,12 @@ def test_scipy_is_loaded_only_when_used():
     # `structkv-bench --help` imports this package and should not wait for scipy.
     script = "import sys, structkv_bench.report.statistics; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_a_difference_that_is_the_same_in_all_samples_is_one() -> None:
+    """Without a spread there is no t, yet fifteen wins and no loss are no chance; two are."""
+    ones, zeros = np.ones(10), np.zeros(10)
+    assert compare_groups([(ones, zeros), (ones[:5], zeros[:5])]).p_value == pytest.approx(2**-15)
+    assert compare_groups([(ones * 0.5, zeros), (ones[:5] * 0.5, zeros[:5])]).p_value < 0.05
+    assert compare_groups([(ones[:2] * 0.5, zeros[:2])]).p_value > 0.05
+    assert compare_groups([(ones, ones), (zeros, zeros)]).p_value == 1.0

@@ -14,6 +14,7 @@ from structkv_bench.catalog import choices, described, preset_values
 from structkv_bench.errors import UserError
 from structkv_bench.manifest import read_manifests
 from structkv_bench.report import origins
+from structkv_bench.report.compare import check_alike
 from structkv_bench.report.findings import Finding, findings, tally
 from structkv_bench.report.layout import grid
 from structkv_bench.report.pictures import Picture, pictures
@@ -39,6 +40,8 @@ class Section:
     """Why it has no table."""
     table: str = ""
     """As HTML."""
+    is_figure: bool = False
+    """Whether it is for a figure alone."""
     has_reference: bool = False
     findings: list[Finding] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
@@ -106,11 +109,17 @@ def _section(name: str, results_dirs: Sequence[str | Path], wish: Wish, ledger: 
         return _plain_section(name, results_dirs, ledger)
     preset = preset_values(name)
     section = Section(name, preset.get("title") or name, preset.get("description", ""))
+    section.is_figure = preset.get("columns", "subtask") is None
     try:
-        table, evidence, style = table_of(name, results_dirs, wish)
-        section.table = html(grid(table, evidence, style))
-        section.findings = findings(table, wish.reference)
-        section.has_reference = any(row.method == wish.reference for row in table.rows)
+        if section.is_figure:
+            evidence = load(results_dirs, name)
+            if not wish.allow_mixed:
+                check_alike(evidence.cells)
+        else:
+            table, evidence, style = table_of(name, results_dirs, wish)
+            section.table = html(grid(table, evidence, style))
+            section.findings = findings(table, wish.reference)
+            section.has_reference = any(row.method == wish.reference for row in table.rows)
         section.pictures = list(pictures(name, evidence))
     except UserError as error:
         section.error = str(error)

@@ -52,10 +52,16 @@ def table_of(
     if wish.columns is not None:
         _check_columns(wish.columns)
     preset = preset_values(experiment)
+    columns = wish.columns or preset.get("columns", "subtask")
+    if columns is None:
+        raise UserError(
+            f"{experiment}: has no table; structkv-bench figure {experiment.removeprefix('fig')} draws it, "
+            "and --columns length makes a table of its scores all the same"
+        )
     evidence = load(results_dirs, experiment)
     if not wish.allow_mixed:
         check_alike(evidence.cells)
-    table = build(evidence.cells, wish.columns or preset.get("columns", "subtask"))
+    table = build(evidence.cells, columns)
     add_statistics(table, wish.reference)
     printed = preset.get("paper")
     paper = paper_table(printed) if printed and wish.compare else None

@@ -208,11 +208,13 @@ def _bca(samples: Sequence[Values], mean: float, freedom: float, seed: int) -> I
 def _t_test(
     differences: Sequence[Values], difference: float, error: float, freedom: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Limits and p-value of a mean difference; without a spread, equal scores throughout have p-value 1."""
+    """Limits and p-value of a mean difference; without a spread no limits, and the p-value of a sign test."""
     from scipy import stats
 
     if not error > ROUNDING:
-        return None, None, None if any(x.any() for x in differences) else 1.0
+        if any(len(x) == 1 for x in differences):
+            return None, None, None if any(x.any() for x in differences) else 1.0
+        return None, None, _mcnemar(np.concatenate(differences))  # the same in all samples: a sign test
     reach = float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error
     p_value = float(2 * stats.t.sf(abs(difference) / error, freedom))
     return max(-1.0, difference - reach), min(1.0, difference + reach), p_value

@@ -88,7 +88,7 @@ def expected(slurm: None, model: Path, tmp_path_factory: pytest.TempPathFactory)
     return rows(results)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 400) -> Any:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if found := condition():
