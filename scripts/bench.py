@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_engine import PARTS as ENGINE
-from bench_engine import Scale, Section, spread
+from bench_setup import Scale, Section, spread
 
 from structkv_bench.paths import write_whole
 from structkv_bench.provenance import provenance
@@ -65,7 +65,7 @@ def overhead(scale: Scale) -> Section:
     """What a quickstart run does beside the model, and how long until its first prefill."""
     small = ["method=full", "task=niah", "task.lengths=[2048]", "task.samples=1", *scale.overrides]
     short = [watched_run(small) for _ in range(scale.repeats + 1)][1:]  # the first fills the caches
-    quick = ["task.samples=1"] if scale.divisor > 1 else []
+    quick = ["task.samples=1", "task.lengths=[1024]"] if scale.divisor > 1 else []
     whole = watched_run(["experiment=quickstart", *scale.overrides, *quick])
     return {
         "definition": "overhead: all of the command but the calls of prefill and decode, start and load "

@@ -7,86 +7,25 @@ run once, untimed. A prompt has `tokens` tokens to the token, of niah's essays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from bench_setup import Scale, Section, in_turn, loaded, method, over, spread, texts
 
 from structkv_bench import models
+from structkv_bench.bench.timing import timed
 from structkv_bench.config import compose
-from structkv_bench.cost import cost
+from structkv_bench.cost.work import cost
 from structkv_bench.engine.cache import KVCache
 from structkv_bench.engine.clock import now
 from structkv_bench.engine.decode import decode
-from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import Prefilled, prefill
-from structkv_bench.plan import plan
-from structkv_bench.samples import prompts_of
-from structkv_bench.timing import Spread, Timed, timed
 
 ROWS = 16
 """Of the decode batch."""
-Section = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured, and on what."""
-
-    repeats: int = 5
-    divisor: int = 1
-    """Of every prompt's length: 8 is for a trial."""
-    overrides: tuple[str, ...] = ("model=smollm2_135m",)
-    new_tokens: int = 32
-
-    def tokens(self, full: int) -> int:
-        """Length of the prompts that stand for `full` tokens."""
-        return full // self.divisor
-
-
-def method(name: str, **settings: object) -> Method:
-    """A method of conf/method/ with these settings."""
-    own = [f"method.{key}={value}" for key, value in settings.items()]
-    return compose([f"method={name}", *own])[0].method
-
-
-def loaded(scale: Scale) -> Model:
-    """The model, as a run loads it."""
-    return models.load(compose([*scale.overrides, "method=full"])[0].model)
-
-
-def texts(model: Model, scale: Scale, tokens: int, count: int) -> list[list[int]]:
-    """Prompts of exactly `tokens` tokens, each from another place of the essays."""
-    niah = {"depths": 1, "samples": count, "lengths": f"[{tokens + scale.new_tokens}]",
-            "max_new_tokens": scale.new_tokens}  # fmt: skip
-    wanted = ["method=full", "task=niah", *(f"task.{key}={value}" for key, value in niah.items())]
-    [group] = plan(compose([*wanted, *scale.overrides]))
-    prompts = [model.prompts.parts(prompt.sample)[0] for prompt in prompts_of(group, model.prompts)]
-    return [ids + ids[-1:] * (tokens - len(ids)) for ids in prompts]  # a token that decoding lost, if any
-
-
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median and quartiles, to four digits."""
-    found = Spread.of(values)
-    return {name: float(f"{getattr(found, name):.4g}") for name in ("median", "q1", "q3")}
-
-
-def over(some: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Spread of the ratios, repeat by repeat."""
-    return spread(a / b for a, b in zip(some, others, strict=True))
-
-
-def in_turn(
-    model: Model, scale: Scale, tokens: int, groups: dict[str, list[Method]], new_tokens: int
-) -> dict[str, list[Timed]]:
-    """Each group timed on each repeat's prompt: A B C, A B C ...; the first of its times is the warm-up's."""
-    times: dict[str, list[Timed]] = {name: [] for name in groups}
-    for number, ids in enumerate(texts(model, scale, tokens, scale.repeats + 1)):
-        for name, methods in groups.items():
-            times[name].append(timed(model, methods, ids, new_tokens, look=number == 0))
-    return times
 
 
 def ten_cells(scale: Scale) -> Section:
@@ -160,12 +99,12 @@ def stock(scale: Scale) -> Section:
         ours.append(timed(model, [method("full")], ids, new))
         theirs.append(_stock_seconds(other.eval(), ids, new))
     ours, theirs = ours[1:], theirs[1:]
-    forward, whole = [a for a, _ in theirs], [b for _, b in theirs]
-    stock_decode = [(b - a) / (new - 1) for a, b in theirs]
+    forward, whole, after_first = zip(*theirs, strict=True)
+    stock_decode = [seconds / (new - 1) for seconds in after_first]
     our_decode = [time.decode_s / (new - 1) for time in ours]
     return {
         "definition": "forward: with the cache filled and the last token's logits; whole: generate() to "
-        f"{new} tokens; decode: whole less forward, per token after the first",
+        f"{new} tokens; decode: per token after the first, of generate() by its streamer",
         "prompt_tokens": tokens,
         "our_prefill_s": spread(time.prefill_s for time in ours),
         "stock_forward_s": spread(forward),
@@ -179,16 +118,30 @@ def stock(scale: Scale) -> Section:
     }
 
 
-def _stock_seconds(module: Any, ids: Sequence[int], new: int) -> tuple[float, float]:
-    """Seconds of a forward, and of a greedy generate, of the stock model."""
+@dataclass
+class _Stamps:
+    """A streamer that notes when generate() hands it the prompt, and then each token."""
+
+    like: torch.Tensor
+    times: list[float] = field(default_factory=list)
+
+    def put(self, _: torch.Tensor) -> None:
+        self.times.append(now(self.like))
+
+    def end(self) -> None:
+        pass
+
+
+def _stock_seconds(module: Any, ids: Sequence[int], new: int) -> tuple[float, float, float]:
+    """Seconds of the stock model: of a forward, of a greedy generate, and of that after the first token."""
     with torch.inference_mode():
         prompt = torch.tensor([list(ids)], device=module.device)
         started = now(prompt)
         module(prompt, use_cache=True, logits_to_keep=1)
-        forward = now(prompt)
+        forward, stamps = now(prompt), _Stamps(prompt)
         settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-        module.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-        return forward - started, now(prompt) - forward
+        module.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=stamps, **settings)
+        return forward - started, now(prompt) - forward, stamps.times[-1] - stamps.times[1]
 
 
 def decode_batch(scale: Scale) -> Section:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from structkv_bench import tracking
-from structkv_bench.cli_bench import bench
+from structkv_bench.bench.command import bench
 from structkv_bench.errors import UserError, one_line
 from structkv_bench.gate.command import ToWandb, regress
 from structkv_bench.launch.command import status, work

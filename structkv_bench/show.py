@@ -7,17 +7,18 @@ from itertools import groupby
 
 import yaml
 
-from structkv_bench import models, speed
+from structkv_bench import models
 from structkv_bench.config import Setup
+from structkv_bench.cost import speed
+from structkv_bench.cost.estimate import cell_lines, table
+from structkv_bench.cost.published import published
+from structkv_bench.cost.speed import HERE, Device
 from structkv_bench.errors import UserError
-from structkv_bench.estimate import cell_lines, table
 from structkv_bench.model_spec import ModelSpec
 from structkv_bench.models import Inspected
 from structkv_bench.plan import Cell, Group, plan
 from structkv_bench.samples import prompts_of
 from structkv_bench.shape import ModelShape
-from structkv_bench.shapes import published
-from structkv_bench.speed import HERE, Device
 from structkv_bench.task import Sample
 
 HEAD, TAIL = 500, 400

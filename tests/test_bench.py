@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
+import importlib
 import io
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from structkv_bench import bench
-from structkv_bench.bench import Wish, overrides
+from structkv_bench.bench import measure
+from structkv_bench.bench.measure import Wish, overrides
+from structkv_bench.bench.timing import Spread, timed
 from structkv_bench.cli import main
-from structkv_bench.cost import cost
+from structkv_bench.cost.work import cost
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
 from structkv_bench.engine.prefill import PARTS
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.structkv import StructKV
-from structkv_bench.timing import Spread, timed
 from tests.tiny import save_tiny, tiny
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +94,7 @@ def test_cells_are_measured_in_turn_on_the_same_prompt(
         calls.append(([type(method).__name__ for method in methods], tuple(ids), look))
         return timed(model, methods, ids, new, look)
 
-    monkeypatch.setattr(bench, "timed", noted)
+    monkeypatch.setattr(measure, "timed", noted)
     found = measured(
         capsys, model_folder, essays, "method=full,h2o", "method.kv_ratio=0.2", "length=700", "--grouped"
     )
@@ -186,6 +184,7 @@ def test_a_cell_that_fails_is_a_line_and_the_others_go_on(
         (["length=700", "task.lengths=[900]"], "given twice"),
         (["task.samples=3"], "one sample for each of --repeats"),
         (["--repeats", "0"], "give 1 or more"),
+        (["--out", "/"], "give a file's name"),
         (["--new-tokens", "0"], "give 1 or more"),
         (["method=snapkv", "method.budget=8", "length=700"], "keeps 8 of 696"),
         (["method=full", "length=9000"], "8192 positions"),
@@ -236,16 +235,10 @@ def test_timed_decodes_as_many_tokens_as_asked_and_tells_what_it_held() -> None:
 
 
 @pytest.fixture
-def engine() -> Iterator[Any]:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """scripts/bench_engine.py"""
-    spec = importlib.util.spec_from_file_location("bench_engine", ROOT / "scripts" / "bench_engine.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_engine"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["bench_engine"]
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("bench_engine")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +255,8 @@ def test_each_part_of_make_bench_runs_alone(
     engine: Any, model_folder: Path, essays: Path, part: str, figures: set[str]
 ) -> None:
     tiny_one = ("model=custom", f"model.path={model_folder}", f"task.essays={essays}")
-    section = engine.PARTS[part](engine.Scale(repeats=2, divisor=16, overrides=tiny_one, new_tokens=3))
+    scale = engine.Scale(repeats=2, divisor=16, overrides=tiny_one, new_tokens=3)
+    section = engine.PARTS[part](scale)
     assert section["definition"]
     assert figures <= set(section)
     for figure in figures - {"4096", "8000", "peak_over_full (at most 1.2)"}:

@@ -15,10 +15,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from structkv_bench.bench.peak import peak_memory
 from structkv_bench.catalog import choices
 from structkv_bench.cli import main
 from structkv_bench.config import compose
-from structkv_bench.cost import Cost, cost, group_flops
+from structkv_bench.cost.published import published
+from structkv_bench.cost.speed import KNOWN, Device, device, probed
+from structkv_bench.cost.work import Cost, cost, group_flops, group_peak_bytes
 from structkv_bench.engine.batch import Batch
 from structkv_bench.engine.decode import decode
 from structkv_bench.engine.method import Method
@@ -31,10 +34,7 @@ from structkv_bench.methods.pyramidinfer import PyramidInfer
 from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.streaming_llm import StreamingLLM
 from structkv_bench.methods.structkv import StructKV
-from structkv_bench.peak import peak_memory
 from structkv_bench.shape import ModelShape
-from structkv_bench.shapes import published
-from structkv_bench.speed import KNOWN, Device, device, probed
 from tests.tiny import Tiny, save_tiny, tiny
 
 METHODS = {
@@ -167,6 +167,25 @@ def test_a_group_pays_once_for_what_it_shares() -> None:
     assert work(full) < work(full, structkv) < work(full) + fork
     one, nine = work(full, new=100) - work(full), work(*[full] * 9, new=100) - work(full)
     assert one < nine < 9 * one  # the weights are read once
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["full"],
+        ["full", "snapkv", "h2o", "structkv"],
+        ["structkv", "gemfilter"],
+        ["snapkv", "pyramidinfer", "fastkv"],
+        [*METHODS],
+    ],
+    ids=" ".join,
+)
+def test_a_groups_peak_is_a_bound_on_the_measured_one_and_near_it(llama: Tiny, names: list[str]) -> None:
+    methods, ids = [METHODS[name] for name in names], llama.prompt(900)
+    with peak_memory(llama.model.device, llama.model.weight_bytes) as measured:
+        decode(llama.model, llama.prefill(ids, *methods), 8, min_new_tokens=8)
+    weights, bound = llama.model.weight_bytes, group_peak_bytes(llama.model.shape, methods, 900, 8)
+    assert 1 <= (bound - weights) / (measured.bytes - weights) < 1.25
 
 
 def test_a_device_limits_by_flops_or_by_bytes() -> None:

@@ -108,7 +108,7 @@ def test_longer_prompts_cost_more_and_a_second_method_little() -> None:
     full, snapkv, both = group("method=full"), group("method=snapkv"), group("method=full,snapkv")
     assert flops(full, SHAPE, 8192, 1) > 2 * flops(full, SHAPE, 4096, 1)
     assert flops(snapkv, SHAPE, 4096, 32) < flops(full, SHAPE, 4096, 32)
-    assert flops(both, SHAPE, 4096, 32) == flops(full, SHAPE, 4096, 32)
+    assert flops(full, SHAPE, 4096, 32) < flops(both, SHAPE, 4096, 32) < 1.1 * flops(full, SHAPE, 4096, 32)
 
 
 def test_a_method_that_drops_tokens_pays_for_its_own_way_beside_the_others() -> None:
@@ -121,7 +121,7 @@ def test_a_method_that_drops_tokens_pays_for_its_own_way_beside_the_others() -> 
 def test_costs_grow_with_the_tokens_within_a_group(work: Work) -> None:
     found = costs(work.asked)
     assert found[0] < found[7] < found[14]
-    assert found[7] > 2 * found[0]
+    assert found[7] > 1.9 * found[0]
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(1, 10), (2.5, 4), (3, 4), (100, 1), (0.01, 10)])

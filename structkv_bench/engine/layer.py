@@ -91,6 +91,7 @@ class LayerView:
                 if newest_weight != 1:
                     rows *= weights[start - first : stop - first, None]
                 total[:, :stop] += rows.sum(1)
+                del rows  # before the next block is made
             return total
 
         return self._once(("column_sums", first, newest_weight), sums)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # status reads plans, and imports no torch
     from structkv_bench.shape import ModelShape
 
 FOLDER = "shards"
-DECODE_FACTOR = 20
-"""How much longer a FLOP takes in decoding, which waits for memory, than in a prefill."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,11 @@ class Plan:
         return self.folder / f"{number:04d}.json"
 
 
-def flops(group: Group, shape: ModelShape, tokens: int, new: int) -> int:
+def flops(group: Group, shape: ModelShape, tokens: int, new: int) -> float:
     """Estimated work of one sample for all cells of a group, in FLOP of a prefill."""
-    processed = [cell.method.layer_tokens(tokens, shape.layers) for cell in group.cells]
-    kept = [cell.method.layer_entries(tokens, shape.layers) for cell in group.cells]
-    shared = [max(layer) for layer in zip(*processed, strict=True)]
-    forks = [
-        own for cell in processed for own, most in zip(cell, shared, strict=True) if own < most
-    ]  # layers that a cell goes through by itself, since it has dropped tokens
-    decode = new * max(shape.decode_flops(entries) for entries in kept)
-    return shape.prefill_flops([*shared, *forks]) + DECODE_FACTOR * decode
+    from structkv_bench.cost.work import group_flops  # only now: it imports torch
+
+    return group_flops(shape, [cell.method for cell in group.cells], tokens, new)
 
 
 def costs(jobs: Sequence[Job]) -> list[float]:

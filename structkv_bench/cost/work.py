@@ -10,19 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from structkv_bench.engine.layer import COLUMN_SUM_BLOCK
 from structkv_bench.shape import ModelShape
 
 if TYPE_CHECKING:
+    from structkv_bench.cost.speed import Device
     from structkv_bench.engine.method import Method
-    from structkv_bench.speed import Device
 
 BALANCE = 20
 """FLOPs that a device does while it reads a byte, for one that is not known: 6 on a small CPU, 300 on a GPU,
 whose attention and decode reach less of it."""
+
+
+class _Place(NamedTuple):
+    """Tokens in one layer; methods whose places are equal share them."""
+
+    way: int
+    """0: from the prompt; 1: of tokens that began anew."""
+    layer: int
+    tokens: int
+    reach: int
+    alike: Any
+    """What chose the tokens; None: none has been dropped yet."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ def cost(
         ways = [list(processed)]
     queries = method.layer_queries(tokens, shape.layers)
     entries = method.layer_entries(tokens, shape.layers)
-    copies = method.stored_heads(shape.heads, shape.kv_heads) // shape.kv_heads
+    copies = _copies(shape, method)
     halfway = [kept + (new + 1) // 2 for kept in entries]
     layers = [layer for way in ways for layer in way]
     return Cost(
@@ -117,6 +128,26 @@ def group_flops(
     return sum(prefill.values()) + new * max(flops, balance * read)
 
 
+def group_peak_bytes(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int) -> int:
+    """Peak of a group whose methods go through the layers side by side: a bound on what is measured.
+
+    Weights, all caches as if complete and decoded from, the states of each way, and the largest work of a
+    layer in any of them.
+    """
+    kept, working, places = 0, 0, set[_Place]()
+    for method in methods:
+        entries = [count + new for count in method.layer_entries(tokens, shape.layers)]
+        kept += shape.kv_bytes(entries) * _copies(shape, method)
+        queries = method.layer_queries(tokens, shape.layers)
+        for number, way in enumerate(method.passes(tokens, shape.layers)):
+            for layer, left in enumerate(way):
+                scored = queries[layer] if number == 0 else 0
+                working = max(working, _attending(shape, left, scored), _mlp_bytes(shape, left))
+        places |= {place for place, _ in _units(shape, method, tokens) if isinstance(place, _Place)}
+    beside = [sum(at.tokens for at in places if at.layer == layer) for layer in range(shape.layers)]
+    return shape.weight_bytes + kept + working + max(beside) * shape.hidden * shape.itemsize
+
+
 def _units(shape: ModelShape, method: Method, tokens: int) -> Iterator[tuple[Any, int]]:
     """Pieces of a prefill with their FLOPs, under names that are equal where methods share the piece."""
     settings = {name: value for name, value in asdict(method).items() if name not in ("kv_ratio", "budget")}
@@ -125,13 +156,18 @@ def _units(shape: ModelShape, method: Method, tokens: int) -> Iterator[tuple[Any
     for number, way in enumerate(method.passes(tokens, shape.layers)):
         for layer, left in enumerate(way):
             alike = None if number == 0 and left == tokens else own
-            place = (number, layer, left, reach, alike)
+            place = _Place(number, layer, left, reach, alike)
             weights = shape.projection_weights + shape.mlp_weights
             yield place, 2 * weights * left + 4 * _width(shape) * _pairs(left, reach)
             if number == 0 and queries[layer]:
-                yield (*place, queries[layer]), _scoring(shape, left, queries[layer])
+                yield (place, queries[layer]), _scoring(shape, left, queries[layer])
         if len(way) == shape.layers:
-            yield (number, "head", way[-1], reach, alike), 2 * shape.head_weights
+            yield (place, "head"), 2 * shape.head_weights
+
+
+def _copies(shape: ModelShape, method: Method) -> int:
+    """How often a KV head's entries are stored."""
+    return method.stored_heads(shape.heads, shape.kv_heads) // shape.kv_heads
 
 
 def _width(shape: ModelShape) -> int:
@@ -192,11 +228,10 @@ def _along(shape: ModelShape, tokens: int) -> int:
 
 def _attending(shape: ModelShape, tokens: int, queries: int) -> int:
     """Bytes in a layer's attention: input and normed states, q, k and v; beside them rotary's three copies
-    of q, or the output and the scores: logits and softmax of a block in fp32, and the block before it."""
+    of q, or the output and the scores: logits and softmax of a block of queries in fp32."""
     width = _width(shape)
     base = tokens * (2 * shape.hidden + width + 2 * shape.kv_heads * shape.head_dim) * shape.itemsize
-    blocks = [0, *_blocks(tokens, queries)]
-    scores = 4 * shape.heads * max((2 * block + before for before, block in pairwise(blocks)), default=0)
+    scores = 4 * shape.heads * 2 * max(_blocks(tokens, queries), default=0)
     rotating, choosing = 3 * tokens * width * shape.itemsize, tokens * width * shape.itemsize + scores
     return _along(shape, tokens) + base + max(rotating, choosing)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from structkv_bench import models
-from structkv_bench.cost import Cost, cost
+from structkv_bench.bench.timing import Timed, timed
+from structkv_bench.cost.work import Cost, cost
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
 from structkv_bench.errors import UserError, kind_and_line
@@ -21,7 +22,6 @@ from structkv_bench.model_spec import ModelSpec
 from structkv_bench.plan import Cell, Group
 from structkv_bench.samples import prompts_of
 from structkv_bench.shape import ModelShape
-from structkv_bench.timing import Timed, timed
 
 LENGTH = re.compile(r"length=\[?([\d ,]+)\]?")
 ANSWER_ROOM = {"niah": "task.max_new_tokens", "ruler": "task.answer_room"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from structkv_bench.cost import Cost, cost
+from structkv_bench.cost.speed import Device
+from structkv_bench.cost.work import Cost, cost
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.plan import Cell, Group
 from structkv_bench.report.naming import kv_ratio, method_label
 from structkv_bench.report.render import Grid, text
 from structkv_bench.shape import ModelShape
-from structkv_bench.speed import Device
 
 HEAD = ["method", "KV", "prefill TFLOP", "% of full", "scoring %", "decode GFLOP", "read MiB", "cache MiB",
         "peak GiB", "prefill s", "decode ms"]  # fmt: skip

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from structkv_bench.bench.peak import Peak, peak_memory
 from structkv_bench.engine.clock import now
 from structkv_bench.engine.decode import decode
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import prefill
-from structkv_bench.peak import Peak, peak_memory
 
 
 @dataclass(frozen=True)

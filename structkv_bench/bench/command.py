@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from structkv_bench.errors import UserError
 from structkv_bench.paths import write_whole
 from structkv_bench.report.render import Format
 
@@ -32,17 +33,21 @@ def bench(
 
     Medians with quartiles, where a prefill's time goes, and the speed-up beside what its FLOPs allow.
     """
-    from structkv_bench import bench as measure  # only now: it imports transformers
+    from structkv_bench.bench import measure  # only now: it imports transformers
     from structkv_bench.config import compose
     from structkv_bench.plan import plan
 
     wish = measure.Wish(repeats, new_tokens, grouped)
     setups = compose(measure.overrides(overrides or [], wish))
-    found = list(measure.bench(plan(setups), wish))
-    from structkv_bench.bench_lines import rendered
+    if out and out.is_dir():
+        raise UserError(f"{out}: a folder; give a file's name")
+    from structkv_bench.bench.lines import rendered
 
-    if out:
-        write_whole(out, rendered(found, format) + "\n")
+    found = []
+    for length in measure.bench(plan(setups), wish):
+        found.append(length)
+        if out:  # after each length, so that a run that is broken off has told what it knows
+            write_whole(out, rendered(found, format) + "\n")
     width = shutil.get_terminal_size(fallback=(0, 0)).columns or None
     print(rendered(found, Format.TABLE if out else format, width))
     failed = any(one.error for length in found for one in [*length.alone, *filter(None, [length.group])])

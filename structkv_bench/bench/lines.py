@@ -8,15 +8,15 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from structkv_bench.bench import Length, Measured
-from structkv_bench.cost import cost
+from structkv_bench.bench.measure import Length, Measured
+from structkv_bench.bench.peak import KINDS
+from structkv_bench.bench.timing import Spread
+from structkv_bench.cost.work import cost
 from structkv_bench.engine.prefill import PARTS
 from structkv_bench.methods.full import Full
-from structkv_bench.peak import KINDS
 from structkv_bench.provenance import provenance
 from structkv_bench.report.naming import kv_ratio, method_label
 from structkv_bench.report.render import Format, Grid, grid_text, lines_text
-from structkv_bench.timing import Spread
 
 Line = dict[str, Any]
 

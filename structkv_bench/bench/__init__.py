@@ -1,0 +1,1 @@
+"""Efficiency: methods timed on real text, in turn, beside what their FLOPs allow."""
