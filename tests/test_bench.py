@@ -110,7 +110,10 @@ def test_cells_are_measured_in_turn_on_the_same_prompt(
 
 
 @pytest.mark.parametrize("format", ["table", "markdown"])
-def test_tables_have_a_row_per_cell(model_folder: Path, essays: Path, capsys: Any, format: str) -> None:
+def test_tables_have_a_row_per_cell(
+    model_folder: Path, essays: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     grid = ["method=full,snapkv", "method.kv_ratio=0.2", "length=[700]", "--format", format, "--grouped"]
     assert main(arguments(model_folder, essays, *grid)) == 0
     printed = capsys.readouterr()

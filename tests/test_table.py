@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -226,6 +227,24 @@ def test_every_format_says_the_same_numbers(tmp_path, capsys, format):
             "snapkv",
             "structkv",
         }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_gets_every_number_whole(tmp_path, capsys, monkeypatch, width):
+    """What does not fit beside the methods' names goes below, beside them once more."""
+    six = ["method=full,snapkv,structkv", "method.kv_ratio=0.1", "task.lengths=[512,1024]"]
+    store(tmp_path, cells("task=ruler", "task.subset=[vt,fwe,cwe,niah_single_1,niah_multikey_2]", *six))
+
+    def drawn(columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = printed(capsys, "2", "--columns", "subtask", "--intervals", "--results", str(tmp_path))
+        return text[: text.index("Protocol: ")]
+
+    narrow, wide = drawn(width), drawn(400)
+    assert max(map(len, narrow.splitlines())) <= width
+    entries = re.compile(r"\d+\.\d\d≈? \[[^]]*\]")
+    assert sorted(entries.findall(narrow)) == sorted(entries.findall(wide))
+    assert len(entries.findall(wide)) == 3 * 6
 
 
 def test_rows_of_two_protocols_are_refused_unless_mixing_is_allowed(tmp_path, capsys):

@@ -54,14 +54,17 @@ def table(
 
 def figure(
     experiment: Annotated[str, typer.Argument(help="Number of the paper's figure: 1, or 3 to 8.")],
-    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("results/figures"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files, if not figures/ in the first results folder.")
+    ] = None,
     allow_mixed: Mixed = False,
     results_dirs: Results = None,
 ) -> None:
     """Draw a figure of the paper from the stored rows: PNG, SVG, and the data behind it as CSV."""
     from structkv_bench.report.drawn import save  # only now: it imports matplotlib
 
-    for file in save(experiment, results_dirs or DEFAULT_RESULTS, out, allow_mixed):
+    places = results_dirs or DEFAULT_RESULTS
+    for file in save(experiment, places, out or places[0] / "figures", allow_mixed):
         print(file)
 
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+MARK = "\N{SECTION SIGN}"
+LEAST_TEXT = 14
+"""Characters that a column of text keeps in a narrow terminal."""
+
 
 class Format(StrEnum):
     """How tables are printed."""
@@ -146,23 +150,59 @@ def _kind(grid: Grid, name: str) -> str:
 def text(grid: Grid, width: int | None = None, share: Sequence[str] = ()) -> str:
     """A table for a terminal of `width` columns (None: all that it needs).
 
-    Where it would be wider, columns named in `share` whose rows all agree are stated once, above it.
+    Where it would be wider, columns named in `share` whose rows all agree are stated once, above it; what
+    still does not fit beside the columns of text goes below, beside them once more. No number is cut.
     """
     whole = _drawn(grid, grid.head, gap=2)
-    if width is not None and max(map(len, whole.splitlines())) > width:
+    if width is not None and _width(whole) > width:
         columns = list(zip(*grid.rows, strict=True))
         shared = [i for i, name in enumerate(grid.head) if name in share and len(set(columns[i])) == 1]
         left = [i for i in range(len(grid.head)) if i not in shared]
-        narrow = Grid(
-            [grid.head[i] for i in left],
-            [[row[i] for i in left] for row in grid.rows],
-            grid.text,
-            groups=grid.groups,
-        )
-        heads = [name.replace("_", "\n") for name in narrow.head]
         stated = [f"{grid.head[i]}: {columns[i][0]}" for i in shared]
-        whole = "\n".join([*stated, _drawn(narrow, heads, gap=1, width=width)])
+        parts = [_narrow(grid, part, width) for part in _fitting(grid, left, width)]
+        whole = "\n".join([*stated, "\n\n".join(parts)])
     return "\n".join([*([grid.title, ""] if grid.title else []), whole, *grid.notes])
+
+
+def _fitting(grid: Grid, columns: Sequence[int], width: int) -> list[list[int]]:
+    """The columns in parts that fit, each with all columns of text."""
+    texts = [i for i in columns if grid.head[i] in grid.text]
+    numbers = [i for i in columns if i not in texts]
+    if _width(_narrow(grid, columns, width)) <= width and not _is_cut(grid, columns, width):
+        return [list(columns)]
+    parts: list[list[int]] = [[]]
+    for number in numbers:
+        if parts[-1] and _is_cut(grid, [*texts, *parts[-1], number], width):
+            parts.append([])
+        parts[-1].append(number)
+    return [[*texts, *part] for part in parts]
+
+
+def _is_cut(grid: Grid, columns: Sequence[int], width: int) -> bool:
+    """Whether so many columns leave less than a name's width to each column of text."""
+    numbers = [i for i in columns if grid.head[i] not in grid.text]
+    room = width - sum(_column_width(grid, i) for i in numbers)
+    texts = [min(_column_width(grid, i), LEAST_TEXT) for i in columns if i not in numbers]
+    return room < sum(texts)
+
+
+def _column_width(grid: Grid, column: int) -> int:
+    head = max(map(len, grid.head[column].split("_")))
+    return max([head, *(len(row[column]) for row in grid.rows)]) + 1
+
+
+def _narrow(grid: Grid, columns: Sequence[int], width: int) -> str:
+    part = Grid(
+        [grid.head[i] for i in columns],
+        [[row[i] for i in columns] for row in grid.rows],
+        grid.text,
+        groups=grid.groups,
+    )
+    return _drawn(part, [name.replace("_", "\n") for name in part.head], gap=1, width=width)
+
+
+def _width(drawn: str) -> int:
+    return max(map(len, drawn.splitlines()))
 
 
 def _drawn(grid: Grid, heads: Sequence[str], gap: int, width: int = 1000) -> str:
@@ -176,9 +216,11 @@ def _drawn(grid: Grid, heads: Sequence[str], gap: int, width: int = 1000) -> str
         table.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for place, row in enumerate(grid.rows):
         if place in grid.groups:
-            table.add_row(grid.groups[place])
+            table.add_row(f"{MARK}{place}")  # a heading is as wide as it likes: it comes in its place below
         table.add_row(*row)
     console = Console(width=width, file=io.StringIO(), markup=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    headings = {f"{MARK}{place}": heading for place, heading in grid.groups.items()}
+    return "\n".join(headings.get(line, line) for line in lines)
