@@ -1,6 +1,7 @@
 """Sizes of the models that conf/model/ names on the hub, for estimates where their own config is not here.
 
-From the config.json of each repository. A run never reads them: it takes what the loaded model says.
+As the config.json of each repository has them, written down where no hub could be reached; a test holds
+them to the parameter counts of the model cards. A run never reads them: it takes what the model says.
 """
 
 from __future__ import annotations
