@@ -10,8 +10,8 @@ from typing import Any, cast, get_type_hints
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from structkv_bench.errors import UserError
-from structkv_bench.overrides import Grid, Setting, offer
+from structkv_bench.errors import UserError, offer
+from structkv_bench.overrides import Grid, Setting
 
 LISTS = (list[int], list[str])
 """Kinds of setting for which a single value stands for a list of one."""

@@ -19,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from structkv_bench import catalog
 from structkv_bench.choice import Choice, build, checked
-from structkv_bench.errors import UserError, kind_and_line, one_line
+from structkv_bench.errors import UserError, kind_and_line, offer, one_line
 from structkv_bench.launch.settings import HERE, Launcher
 from structkv_bench.model_spec import ModelSpec
-from structkv_bench.overrides import CHOSEN, GROUPS, Grid, Setting, offer, parse, under
+from structkv_bench.overrides import CHOSEN, GROUPS, Grid, Setting, parse, under
 
 if TYPE_CHECKING:
     from structkv_bench.engine.method import Method

@@ -15,6 +15,8 @@ from structkv_bench.errors import UserError
 from structkv_bench.paths import expanded, write_whole
 
 FOLDER = "manifests"
+CELL = {"samples", "names", "config"}
+"""What a manifest says of each cell."""
 UNNAMED = "run"
 """Stands for the experiment of a run that names none."""
 
@@ -46,12 +48,15 @@ def read_manifest(results_dir: str | Path, experiment: str) -> Manifest | None:
     """
     file = _file(results_dir, experiment)
     try:
-        return Manifest(**json.loads(file.read_bytes()))
+        manifest = Manifest(**json.loads(file.read_bytes()))
+        if not all(cell.keys() >= CELL for cell in manifest.cells.values()):
+            raise ValueError
+        return manifest
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{file}: can't be read ({error.strerror})") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: damaged; delete it, and the same run command writes it anew") from error
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
 from hydra.errors import HydraException
 
-from structkv_bench.errors import UserError, one_line
+from structkv_bench.errors import UserError, offer, one_line
 
 GROUPS = ("model", "method", "task")
 CHOSEN = (*GROUPS, "launcher")
@@ -71,12 +70,6 @@ def under(preset: Grid, own: Grid) -> Grid:
         for key, setting in preset.items()
     }
     return {**kept, **own}
-
-
-def offer(given: str, valid: Collection[str]) -> str:
-    """The valid names, and the one that was perhaps meant."""
-    near = difflib.get_close_matches(given, list(valid), 1)
-    return f"choose one of {', '.join(valid)}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _setting(text: str) -> Setting:

@@ -209,10 +209,12 @@ def read_rows(folder: Path) -> tuple[dict[str, Row], int]:
         for line in lines:
             try:
                 row = json.loads(line)
+                if not (0 <= row.get("score", 0) <= 1 and row.get("kv_bytes_full", 1) > 0):
+                    raise ValueError
                 ok = {"ok": True, "failed": False}[row["status"]]
                 if ok or rows.get(row["sample"], row)["status"] != "ok":
                     rows[row["sample"]] = row
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 torn += 1
     return rows, torn
 

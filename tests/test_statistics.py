@@ -111,6 +111,13 @@ def test_an_interval_over_tasks_holds_the_mean_of_means():
         assert held(tasks, times=1500) == NOMINAL
 
 
+@pytest.mark.parametrize("share", [0.02, 0.03, 0.97, 0.98])
+def test_tasks_that_are_nearly_all_wrong_or_right_beside_a_graded_one_leave_room(share):
+    """RULER at a small budget: ten tasks at the floor and one with a few points, ten samples each."""
+    graded = (lambda rng, n: rng.choice([0.0, 0.1, 0.2], n, p=[0.7, 0.2, 0.1]), 10)
+    assert held([(right_or_wrong(share), 10)] * 10 + [graded], times=1500) >= 92.5
+
+
 def test_rights_and_wrongs_get_wilsons_interval():
     for right, n in ((0, 10), (7, 20), (10, 10), (1, 1)):
         theirs = scipy.stats.binomtest(right, n).proportion_ci(method="wilson")

@@ -244,7 +244,7 @@ def test_a_narrow_terminal_gets_every_number_whole(tmp_path, capsys, monkeypatch
     assert max(map(len, narrow.splitlines())) <= width
     entries = re.compile(r"\d+\.\d\d≈? \[[^]]*\]")
     assert sorted(entries.findall(narrow)) == sorted(entries.findall(wide))
-    assert len(entries.findall(wide)) == 3 * 6 - 2  # full has the same fwe in all samples: no interval
+    assert len(entries.findall(wide)) == 3 * 6
 
 
 def test_rows_of_two_protocols_are_refused_unless_mixing_is_allowed(tmp_path, capsys):
@@ -375,3 +375,44 @@ def test_stored_predictions_are_scored_anew_without_a_model(tmp_path, capsys):
     assert len(lines) == 12
     assert {(line["stored"], line["score"], line["changed"]) for line in lines} == {("100.0", "25.0", "15")}
     assert {file: file.read_bytes() for file in tmp_path.rglob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        ({"score": float("nan")}, "damaged lines"),
+        ({"score": 55}, "damaged lines"),
+        ({"score": "high"}, "damaged lines"),
+        ({"kv_bytes_full": 0}, "damaged lines"),
+    ],
+)
+def test_a_row_that_can_not_be_is_a_damaged_line(tmp_path, capsys, damage, wrong):
+    def make(cell: Cell, sample: int) -> dict[str, Any]:
+        bad = (cell.method_name, cell.subtask, sample) == ("snapkv", "vt", 3)
+        return row(cell, sample, **(damage if bad else {}))
+
+    store(tmp_path, cells("task=ruler", *SIX), make)
+    text = printed(capsys, "2", "--results", str(tmp_path))
+    assert wrong in text
+    assert "INCOMPLETE" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--columns", "method.decaz"], "did you mean method.decay?"),
+        (["--reference", "structkw"], "did you mean structkv?"),
+        (["--results", "no such folder"], "no such folder: there is no such folder"),
+    ],
+)
+def test_a_name_that_is_not_there_is_said(tmp_path, capsys, arguments, told):
+    store(tmp_path, cells("task=ruler", *SIX))
+    assert told in printed(capsys, "2", "--results", str(tmp_path), *arguments, code=2)
+
+
+def test_a_damaged_manifest_is_one_line(tmp_path, capsys):
+    store(tmp_path, cells("task=ruler", *SIX))
+    for cells_of_it in ([1], {"a.b": {}}, {"a.b": 3}):
+        text = json.dumps({"experiment": "table2", "cells": cells_of_it})
+        (tmp_path / "manifests" / "table2.json").write_text(text)
+        assert "damaged" in printed(capsys, "2", "--results", str(tmp_path), code=2)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from structkv_bench import tracking
+from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.paths import write_whole
 from structkv_bench.tracking import Wandb
 
@@ -55,7 +56,12 @@ def regress(
         print(f"{baseline}: {len(results.cells)} cells, {results.samples} samples")
         return
     tracking.check(wandb)
-    verdict = gate(read(baseline), read(current), tolerances)
+    try:
+        verdict = gate(read(baseline), read(current), tolerances)
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{baseline} and {current}: a row of one of them is damaged ({kind_and_line(error)})"
+        ) from error
     if out:
         write_whole(out, rendered(verdict, format) + "\n")
     print(rendered(verdict, VerdictFormat.TEXT if out else format))

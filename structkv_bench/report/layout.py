@@ -188,7 +188,10 @@ def _reference_notes(table: Table, reference: str) -> Iterator[str]:
         if is_noise(entry) and entry.comparison is not None and entry.comparison.n_needed
     ]
     if needed:
-        yield f"Samples that would tell a true difference of the size seen (80 % power): {'; '.join(needed)}."
+        yield (
+            "Samples that would tell a true difference of the size seen, were it the only one (80 % power, "
+            f"no Holm): {'; '.join(needed)}."
+        )
 
 
 def _name(row: TableRow) -> str:

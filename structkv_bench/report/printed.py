@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from structkv_bench.catalog import choices, preset_values
-from structkv_bench.errors import UserError
+from structkv_bench.errors import UserError, offer
 from structkv_bench.report.compare import add_statistics, check_alike
 from structkv_bench.report.layout import Style, grid, tidy
 from structkv_bench.report.paper import paper_table
 from structkv_bench.report.render import Format, grid_text, lines_text
-from structkv_bench.report.stored import Evidence, load
+from structkv_bench.report.stored import Evidence, Stored, load
 from structkv_bench.report.table import SETTING, Table, build
 
 
@@ -61,6 +61,7 @@ def table_of(
     evidence = load(results_dirs, experiment)
     if not wish.allow_mixed:
         check_alike(evidence.cells)
+    _check_settings(evidence.cells, columns, wish.reference)
     table = build(evidence.cells, columns)
     add_statistics(table, wish.reference)
     printed = preset.get("paper")
@@ -69,8 +70,21 @@ def table_of(
 
 
 def _check_columns(columns: str) -> None:
-    if columns not in ("subtask", "length") and not columns.removeprefix(SETTING).isidentifier():
+    is_setting = columns.startswith(SETTING) and columns.removeprefix(SETTING).isidentifier()
+    if columns not in ("subtask", "length") and not is_setting:
         raise UserError(f"--columns {columns}: give subtask, length, or a setting such as method.decay")
+
+
+def _check_settings(cells: Sequence[Stored], columns: str, reference: str) -> None:
+    """See that the methods have the columns' setting, and that the reference is a method."""
+    settings = {name for cell in cells for name in cell.about["config"]["method"]}
+    if columns.startswith(SETTING) and columns.removeprefix(SETTING) not in settings:
+        raise UserError(
+            f"--columns {columns}: unknown; {offer(columns, sorted(SETTING + s for s in settings))}"
+        )
+    methods = sorted({*choices("method"), *(str(cell.about["names"]["method"]) for cell in cells)})
+    if reference not in methods:
+        raise UserError(f"--reference {reference}: unknown; {offer(reference, methods)}")
 
 
 def print_table(

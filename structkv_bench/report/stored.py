@@ -123,7 +123,7 @@ def load(
         counts["damaged lines were skipped; those samples run again"] += torn
         about = read_about(folder / CELL_FILE)
         if key in found:
-            _check_same_model(found[key].about, about, folder)
+            _check_same(found[key].about, about, folder)
             rows = _merged(found[key].rows, rows, folder, counts)
         found[key] = Stored(about, rows, 0)
     if wanted is not None:  # in the order of the experiment, begun or not
@@ -150,7 +150,7 @@ def _wanted(results_dirs: Sequence[str | Path], experiment: str, evidence: Evide
     if not manifests:
         raise UserError(
             f"{_places(results_dirs)}: nothing of {experiment} there; "
-            f"`structkv-bench run experiment={experiment}` makes it"
+            f"`structkv-bench run experiment={experiment}` makes it (a copy needs the folder manifests/ too)"
         )
     wanted: dict[str, Any] = {}
     for manifest in manifests:
@@ -164,12 +164,20 @@ def _wanted(results_dirs: Sequence[str | Path], experiment: str, evidence: Evide
 
 def _folders(results_dirs: Sequence[str | Path]) -> Iterator[Path]:
     for place in results_dirs:
+        if len(results_dirs) > 1 and not expanded(place).is_dir():
+            raise UserError(f"--results {place}: there is no such folder")
         for folder in sorted(expanded(place).glob("*")):
             if (folder / CELL_FILE).exists():
                 yield folder
 
 
-def _check_same_model(about: Row, other: Row, folder: Path) -> None:
+def _check_same(about: Row, other: Row, folder: Path) -> None:
+    protocols = about["names"]["protocol"], other["names"]["protocol"]
+    if protocols[0] != protocols[1]:
+        raise UserError(
+            f"{folder}: its protocol is {protocols[1]}, that of the same cell in another results folder "
+            f"{protocols[0]}; give folders of one protocol"
+        )
     models = [session["model"] for session in about["sessions"] + other["sessions"] if session.get("model")]
     if any(model != models[0] for model in models):
         raise UserError(
