@@ -52,14 +52,22 @@ def available(groups: Sequence[Group]) -> tuple[list[Group], dict[str, str]]:
     for task in {id(group.task): group.task for group in groups}.values():
         missing = task.unavailable()
         if missing and task.missing == "error":
-            raise UserError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+            raise UserError("; ".join(_told(missing)))
         reasons |= missing
     left = [group for group in groups if group.subtask not in reasons]
     if not left:
         raise UserError("; ".join(dict.fromkeys(reasons.values())))
-    for subtask, reason in reasons.items():
-        print(f"left out: {subtask}: {reason}", file=sys.stderr)
+    for line in _told(reasons):
+        print(f"left out: {line}", file=sys.stderr)
     return left, reasons
+
+
+def _told(reasons: dict[str, str]) -> list[str]:
+    """Each reason once, with the subtasks that it holds for."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(its)}: {reason}" for reason, its in names.items()]
 
 
 def prepare(groups: Sequence[Group], store: Store) -> Work:

@@ -177,3 +177,12 @@ def test_the_gate_imports_no_torch(before: Path) -> None:
     options = ["regress", "--baseline", str(before), "--current", str(before)]
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("lost", ["prompt_sha256", "score", "kept_entries"])
+def test_a_damaged_row_is_no_regression(lost: str, before: Path, after: Path, capsys: Any) -> None:
+    """A row that lacks what is compared can't be judged: one line and exit code 2, never 1."""
+    edit(after, "snapkv", lambda row: row.pop(lost))
+    capsys.readouterr()
+    assert regress(before, after) == 2
+    assert capsys.readouterr().err.count("\n") == 1

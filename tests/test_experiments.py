@@ -88,3 +88,12 @@ def test_an_experiment_for_a_figure_alone_has_no_table_unless_columns_are_asked_
     assert main(["table", "fig7", "--results", str(tmp_path)]) == 2
     assert "structkv-bench figure 7 draws it" in capsys.readouterr().err
     assert main(["table", "fig7", "--columns", "length", "--results", str(tmp_path)]) == 0
+
+
+def test_one_reason_for_many_tasks_is_said_once(tmp_path: Path, capsys: Any) -> None:
+    """Table 1 where LongBench was not fetched: one line, which names the tasks and how to get their texts."""
+    assert main(["run", "experiment=table1", "model=smollm2_135m", f"results_dir={tmp_path}"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.count("structkv-bench fetch task=longbench") == 1
+    assert all(told.count(f"{name}") >= 1 for name in ENGLISH)
