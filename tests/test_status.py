@@ -151,7 +151,7 @@ def test_no_runs_is_one_line(tmp_path: Path, capsys: Any) -> None:
         st.fixed_dictionaries(
             {"sample": st.text(st.characters()), "status": st.sampled_from(["ok", "failed"])},
             optional={
-                "score": st.floats(allow_nan=False, allow_infinity=False),
+                "score": st.floats(0, 1),
                 "prediction": st.sampled_from(['"sample": "x", "status": "ok"', "\\", '"', "}\n"]),
                 "fields": st.just({"sample": "nested", "status": "ok"}),
                 "zeta": st.just([{"sample": "nested", "status": "failed"}]),

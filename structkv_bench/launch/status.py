@@ -138,7 +138,10 @@ def _cell(
 
 
 def outcomes(folder: Path) -> Outcomes:
-    """What became of each sample of a cell, as `store.read_rows` has it, without reading all of each row."""
+    """What became of each sample of a cell, as `store.read_rows` has it, without reading all of each row.
+
+    A score that can't be, which makes a damaged line there, is not seen here.
+    """
     found: Outcomes = {}
     for file in rows_files(folder):
         for line in file.read_bytes().split(b"\n")[:-1]:
