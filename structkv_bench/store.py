@@ -174,21 +174,21 @@ class CellStore:
         )
 
 
-def read_cells(
-    results_dir: str | Path, folders: Iterable[str] | None = None
-) -> Iterator[tuple[Row, list[Row], int]]:
+def cell_folders(results_dir: str | Path) -> list[Path]:
+    """The folders of a results folder's cells, by name."""
+    return [folder for folder in sorted(expanded(results_dir).glob("*")) if (folder / CELL_FILE).exists()]
+
+
+def read_cells(results_dir: str | Path) -> Iterator[tuple[Row, list[Row], int]]:
     """What ran, the rows, and how many lines were damaged, for each cell of a results folder.
 
     Args:
         results_dir: where `structkv-bench run` put them.
-        folders: only these cells, in this order; None: all.
 
     Raises:
         UserError: there are no results, or a cell.json is damaged.
     """
-    root = expanded(results_dir)
-    wanted = sorted(root.glob("*")) if folders is None else [root / folder for folder in folders]
-    found = [folder for folder in wanted if (folder / CELL_FILE).exists()]
+    found = cell_folders(results_dir)
     if not found:
         raise UserError(f"{results_dir}: no results there; `structkv-bench run` makes them")
     for folder in found:

@@ -14,7 +14,7 @@ from typing import Any
 from structkv_bench.errors import UserError
 from structkv_bench.manifest import read_manifest
 from structkv_bench.paths import expanded
-from structkv_bench.store import CELL_FILE, Row, read_about, read_rows
+from structkv_bench.store import CELL_FILE, Row, cell_folders, read_about, read_rows
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,7 @@ def _folders(results_dirs: Sequence[str | Path]) -> Iterator[Path]:
     for place in results_dirs:
         if len(results_dirs) > 1 and not expanded(place).is_dir():
             raise UserError(f"--results {place}: there is no such folder")
-        for folder in sorted(expanded(place).glob("*")):
-            if (folder / CELL_FILE).exists():
-                yield folder
+        yield from cell_folders(place)
 
 
 def _check_same(about: Row, other: Row, folder: Path) -> None:
