@@ -114,9 +114,9 @@ def _facts(model: Model, result: Prefilled) -> dict[str, Any]:
     """What a prefill tells of itself, taken before decoding takes its cache over."""
     if result.error is not None:
         return {"prefill_s": result.seconds}
-    tokens, layers = result.prompt_tokens, result.cache.layers
+    tokens = result.prompt_tokens
     return {
-        "kept_entries": [layer.positions.numel() for layer in layers],
+        "kept_entries": result.cache.entries(),
         "kv_bytes": result.cache.bytes(),
         "kv_bytes_full": model.shape.kv_bytes([tokens] * model.shape.layers),
         "prefill_pct": round(100 * result.prefill_share, 4),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from structkv_bench.errors import UserError
 if TYPE_CHECKING:
     from structkv_bench.engine.cache import LayerCache
     from structkv_bench.engine.model import Model
+
+Kept: TypeAlias = Tensor | Sequence[Tensor] | None
+"""Entries of a layer: indices [heads, kept]; for each head its own [kept]; None: all."""
 
 
 class Attention(Protocol):
@@ -49,11 +53,11 @@ class Compressor:
     """Whether the tokens that `keep_tokens` has just chosen are a prompt of their own: they start again
     at the first layer, with positions 0, 1, 2 ..., and the entries kept so far are dropped."""
 
-    def keep_kv(self, layer: LayerView) -> Tensor | None:
-        """Which KV entries of this layer stay: indices [heads, kept] into its tokens; None: all.
+    def keep_kv(self, layer: LayerView) -> Kept:
+        """Which KV entries of this layer stay: ascending indices into its tokens.
 
-        `heads` is kv_heads, or a multiple of it up to the query heads: then each query head (or each
-        equal part of a group) stores its own copy, and the bytes count it.
+        There are kv_heads of heads, or a multiple of it up to the query heads: then each query head (or
+        each equal part of a group) stores its own copy, and the bytes count it.
         """
         return None
 
@@ -91,7 +95,7 @@ class Method(ABC):
         return [prompt_tokens] * layers
 
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
-        """Entries that each layer keeps per stored head."""
+        """Entries that each layer keeps per stored head, on average over its heads."""
         return [prompt_tokens] * layers
 
     def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from structkv_bench.engine.attention import Projected, causal_attention
-from structkv_bench.engine.cache import KVCache, LayerCache
+from structkv_bench.engine.cache import KVCache, LayerCache, RaggedLayer
 from structkv_bench.engine.clock import now
 from structkv_bench.engine.layer import LayerView
-from structkv_bench.engine.method import Attention, Compressor
+from structkv_bench.engine.method import Attention, Compressor, Kept
 from structkv_bench.engine.model import Model
 
 K = TypeVar("K")
@@ -208,14 +208,21 @@ def _choose(member: Prefilled, view: LayerView) -> None:
     try:
         index = member.compressor.keep_kv(view)
         member._next_tokens = member.compressor.keep_tokens(view)
-        cache = LayerCache.of_tokens(view.key, view.value, view.positions)
-        member.cache.layers.append(cache if index is None else cache.kept(index))
+        member.cache.layers.append(_kept(view, index))
     except Exception:  # one method's fault is one failed row: the group goes on
         member.error = traceback.format_exc()
     seconds = now(view.query) - started + view.borrowed_s
     for part, spent in view.spent.items():
         member.parts[part] = member.parts.get(part, 0.0) + spent
     member.parts["selection"] += seconds - sum(view.spent.values())
+
+
+def _kept(view: LayerView, index: Kept) -> LayerCache | RaggedLayer:
+    """A layer's entries that a method has chosen."""
+    cache = LayerCache.of_tokens(view.key, view.value, view.positions)
+    if index is None:
+        return cache
+    return cache.kept(index) if isinstance(index, Tensor) else cache.kept_unevenly(index)
 
 
 def _compare(branches: list[_Branch]) -> None:

@@ -138,11 +138,10 @@ def test_running_methods_hold_their_budget(llama: Tiny, method: Method) -> None:
         batch = Batch(llama.model, [row], room=10)
         for token in range(10, 20):
             batch.forward(torch.tensor([[token]]))
-    [bucket] = batch._buckets
-    assert set(bucket.filled) == {16 if isinstance(method, H2O) else 15}
-    for layer in range(4):
-        newest = bucket.cache(layer).positions[:, -1]
-        assert (newest == 59).all()
+    [cache] = batch.release()
+    assert cache.entries() == [2 * (16 if isinstance(method, H2O) else 15)] * 4
+    for layer in cache.layers:
+        assert [int(head.positions[0, -1]) for head in layer.by_head()] == [59, 59]
 
 
 @pytest.mark.parametrize(
