@@ -17,8 +17,8 @@ from torch import Tensor
 
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import (
-    Budgeted,
     Compressor,
+    Kept,
     check_choice,
     check_entries,
     check_layer,
@@ -26,18 +26,18 @@ from structkv_bench.engine.method import (
     check_window,
 )
 
+from .allocation import Allocated
 from .scoring import POOLINGS, best_and_last, over_group, pool
 
 
 @dataclass(frozen=True)
-class FastKV(Budgeted):
+class FastKV(Allocated):
     """Settings of FastKV (dongwonjo/FastKV); `kv_ratio` is R_KV."""
 
     tsp_ratio: float = 0.2
     """R_TSP: share of the prompt's tokens that the layers after l* run on; 1 never drops any."""
     tsp_layer: int | None = None
     """l*; by default layers // 2 - 1: 15 of 32, 17 of 36 and 19 of 40, as the official code has it."""
-    window: int = 8
     pooling: str = "max"
     kernel: int = 7
 
@@ -56,7 +56,7 @@ class FastKV(Budgeted):
         """
         return _FastKVCompressor(
             self,
-            entries=self.entries(prompt_tokens, self.window),
+            budgets=self.layer_budgets(prompt_tokens, layers),
             going_on=check_entries(
                 f"tsp_ratio={self.tsp_ratio}", self.going_on(prompt_tokens), prompt_tokens, self.window
             ),
@@ -71,8 +71,9 @@ class FastKV(Budgeted):
     def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
         """The window, wherever entries or tokens are chosen."""
         cut = self.cut(layers) if self.going_on(prompt_tokens) < prompt_tokens else None
-        entries, tokens = self.entries(prompt_tokens), self.layer_tokens(prompt_tokens, layers)
-        return [self.window if entries < tokens[layer] or layer == cut else 0 for layer in range(layers)]
+        budgets, tokens = self.layer_budgets(prompt_tokens, layers), self.layer_tokens(prompt_tokens, layers)
+        chooses = [budget < count for budget, count in zip(budgets, tokens, strict=True)]
+        return [self.window if chooses[layer] or layer == cut else 0 for layer in range(layers)]
 
     def cut(self, layers: int) -> int:
         """l* of a model of this many layers."""
@@ -91,14 +92,16 @@ class FastKV(Budgeted):
 @dataclass
 class _FastKVCompressor(Compressor):
     method: FastKV
-    entries: int
+    budgets: list[int]
+    """Per layer."""
     going_on: int
     cut: int
 
-    def keep_kv(self, layer: LayerView) -> Tensor | None:
-        if self.entries >= layer.tokens:
+    def keep_kv(self, layer: LayerView) -> Kept:
+        budget = self.budgets[layer.index]
+        if budget >= layer.tokens:
             return None
-        return best_and_last(self.method.scores(layer), self.entries, self.method.window, layer.tokens)
+        return self.method.chosen(self.method.scores(layer), budget, layer.tokens)
 
     def keep_tokens(self, layer: LayerView) -> Tensor | None:
         if layer.index != self.cut or self.going_on >= layer.tokens:

@@ -10,13 +10,15 @@ from torch import Tensor
 from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.cache import LayerCache
 from structkv_bench.engine.layer import LayerView
-from structkv_bench.engine.method import Budgeted, Compressor, check_choice, check_window
+from structkv_bench.engine.method import Compressor, Kept, check_choice
+from structkv_bench.errors import UserError
 
+from .allocation import UNIFORM, Allocated
 from .scoring import GROUPS, HEADS, best_and_last, over_group
 
 
 @dataclass(frozen=True)
-class H2O(Budgeted):
+class H2O(Allocated):
     """s_j = sum over all queries t >= j of a_tj, exact and causal; keep the best and the last `window`.
 
     One shot after the prompt by default, as long-context harnesses run it (KVCache-Factory). With
@@ -24,7 +26,6 @@ class H2O(Budgeted):
     stays at its budget (the authors' utils_real_drop; there half of the budget is recent tokens).
     """
 
-    window: int = 8
     heads: str = "kv"
     group: str = "mean"
     running: bool = False
@@ -32,18 +33,19 @@ class H2O(Budgeted):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        check_window(self.window)
         check_choice("heads", self.heads, HEADS)
         check_choice("group", self.group, GROUPS)
+        if self.running and self.allocator != UNIFORM:
+            raise UserError(f"allocator={self.allocator}: running=true holds one budget, give {UNIFORM}")
 
     def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
         """A compressor for one prompt."""
-        return _H2OCompressor(self, self.entries(prompt_tokens, self.window), self.running)
+        return _H2OCompressor(self, self.layer_budgets(prompt_tokens, layers), self.running)
 
     def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
         """All of them, unless everything is kept for good."""
-        chooses = self.running or self.entries(prompt_tokens) < prompt_tokens
-        return [prompt_tokens if chooses else 0] * layers
+        budgets = self.layer_budgets(prompt_tokens, layers)
+        return [prompt_tokens if self.running or budget < prompt_tokens else 0 for budget in budgets]
 
     def stored_heads(self, heads: int, kv_heads: int) -> int:
         """Query heads store copies where they choose."""
@@ -57,21 +59,24 @@ class H2O(Budgeted):
 @dataclass
 class _H2OCompressor(Compressor):
     method: H2O
-    entries: int
+    budgets: list[int]
+    """Per layer."""
     evicts_in_decode: bool
     gathered: dict[int, Tensor] = field(default_factory=dict)
     """Per layer, attention gathered so far by each kept entry: [stored heads, entries]."""
 
-    def keep_kv(self, layer: LayerView) -> Tensor | None:
-        if self.entries >= layer.tokens and not self.evicts_in_decode:
+    def keep_kv(self, layer: LayerView) -> Kept:
+        budget = self.budgets[layer.index]
+        if budget >= layer.tokens and not self.evicts_in_decode:
             return None
         scores = self.method.per_stored_head(layer.column_sums(), layer.kv_heads)
-        if self.entries >= layer.tokens:
+        if not self.evicts_in_decode:
+            return self.method.chosen(scores, budget, layer.tokens)
+        if budget >= layer.tokens:
             index = torch.arange(layer.tokens, device=scores.device).expand(scores.shape[0], -1)
         else:
-            index = best_and_last(scores, self.entries, self.method.window, layer.tokens)
-        if self.evicts_in_decode:
-            self.gathered[layer.index] = scores.gather(1, index)
+            index = best_and_last(scores, budget, self.method.window, layer.tokens)
+        self.gathered[layer.index] = scores.gather(1, index)
         return index
 
     def step(self, new: Projected, cache: LayerCache) -> None:
@@ -84,8 +89,9 @@ class _H2OCompressor(Compressor):
             logits.masked_fill_(cache.positions[:, None] <= oldest, -torch.inf)
         received = self.method.per_stored_head(logits.softmax(-1).flatten(0, 1), heads)
         received[:, :-1] += self.gathered[new.layer]
-        if entries > self.entries:
-            index = best_and_last(received, self.entries, self.method.window, entries)
+        budget = self.budgets[new.layer]
+        if entries > budget:
+            index = best_and_last(received, budget, self.method.window, entries)
             cache.keep(index)
             received = received.gather(1, index)
         self.gathered[new.layer] = received

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from structkv_bench.engine.layer import LayerView
-from structkv_bench.engine.method import Budgeted, Compressor, check_choice, check_window
+from structkv_bench.engine.method import Compressor, Kept, check_choice, check_window
 
-from .scoring import GROUPS, HEADS, POOLINGS, best_and_last, over_group, pool
+from .allocation import Allocated
+from .scoring import GROUPS, HEADS, POOLINGS, over_group, pool
 
 
 @dataclass(frozen=True)
-class SnapKV(Budgeted):
+class SnapKV(Allocated):
     """s_j = sum over the last w queries of a_tj, pooled; keep the best and the window itself.
 
     The official code (FasterDecoding/SnapKV) ranks per query head and stores each query head's copy:
     `heads: query`. By default entries are chosen per KV head, so that 10 % is 10 % of the bytes.
     """
 
-    window: int = 8
     pooling: str = "max"
     kernel: int = 7
     heads: str = "kv"
@@ -37,11 +37,12 @@ class SnapKV(Budgeted):
 
     def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
         """A compressor for one prompt."""
-        return _SnapKVCompressor(self, self.entries(prompt_tokens, self.window))
+        return _SnapKVCompressor(self, self.layer_budgets(prompt_tokens, layers))
 
     def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:
         """The window, unless everything is kept."""
-        return [self.window if self.entries(prompt_tokens) < prompt_tokens else 0] * layers
+        budgets = self.layer_budgets(prompt_tokens, layers)
+        return [self.window if budget < prompt_tokens else 0 for budget in budgets]
 
     def stored_heads(self, heads: int, kv_heads: int) -> int:
         """Query heads store copies where they choose."""
@@ -59,9 +60,11 @@ class SnapKV(Budgeted):
 @dataclass
 class _SnapKVCompressor(Compressor):
     method: SnapKV
-    entries: int
+    budgets: list[int]
+    """Per layer."""
 
-    def keep_kv(self, layer: LayerView) -> Tensor | None:
-        if self.entries >= layer.tokens:
+    def keep_kv(self, layer: LayerView) -> Kept:
+        budget = self.budgets[layer.index]
+        if budget >= layer.tokens:
             return None
-        return best_and_last(self.method.scores(layer), self.entries, self.method.window, layer.tokens)
+        return self.method.chosen(self.method.scores(layer), budget, layer.tokens)

@@ -22,8 +22,8 @@ from torch import Tensor
 from structkv_bench.calibration import calibration_prompts, once_per_model
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import (
-    Budgeted,
     Compressor,
+    Kept,
     Method,
     check_choice,
     check_entries,
@@ -34,6 +34,7 @@ from structkv_bench.engine.method import (
 from structkv_bench.engine.prefill import prefill
 from structkv_bench.errors import UserError
 
+from .allocation import Allocated
 from .pivot import PivotDetector, PivotRule, majority
 from .scoring import POOLINGS, best_and_last, over_group, pool
 
@@ -44,15 +45,13 @@ SELECTIONS = ("per_head", "shared")
 
 
 @dataclass(frozen=True)
-class StructKV(Budgeted):
+class StructKV(Allocated):
     """Settings of StructKV; `kv_ratio` is R_KV."""
 
     struct_ratio: float = 0.2
     """R_struct: share of the prompt's tokens that the layers after L* run on; 1 never drops any."""
     decay: float = 0.9
     """lambda"""
-    window: int = 8
-    """w"""
     pivot: int | str = "online"
     """L* itself, `online` (found in this pass) or `calibrated` (once per model, by majority)."""
     kv_selection: str = "per_head"
@@ -102,7 +101,7 @@ class StructKV(Budgeted):
         skeleton = int(prompt_tokens * self.struct_ratio)
         return StructKVCompressor(
             self,
-            entries=self.entries(prompt_tokens, self.window),
+            budgets=self.layer_budgets(prompt_tokens, layers),
             skeleton=check_entries(f"struct_ratio={self.struct_ratio}", skeleton, prompt_tokens, self.window),
             detector=PivotDetector(self.pivot_rule(layers)),
             fixed_pivot=self.pivot if isinstance(self.pivot, int) else None,
@@ -157,8 +156,8 @@ class StructKVCompressor(Compressor):
     """One prompt's way: full context up to L*, the cut, the rest on the skeleton."""
 
     method: StructKV
-    entries: int
-    """N R_KV"""
+    budgets: list[int]
+    """N R_KV, or what an allocator makes of it, per layer."""
     skeleton: int
     """N R_struct"""
     detector: PivotDetector
@@ -169,7 +168,7 @@ class StructKVCompressor(Compressor):
     """L*, once found."""
     at_pivot: bool = field(default=False, repr=False)
 
-    def keep_kv(self, layer: LayerView) -> Tensor | None:
+    def keep_kv(self, layer: LayerView) -> Kept:
         """I_KV of this layer; also takes its S into C and into the search for L*."""
         window, pooling, kernel = self.window(layer), self.method.kv_pooling, self.method.kernel
         received = layer.window_attention(window).mean(1)[:, :-window]
@@ -177,13 +176,14 @@ class StructKVCompressor(Compressor):
         if layer.tokens == layer.prompt_tokens > window:
             with layer.timed("detection"):
                 self._observe(layer.index, received)
-        if self.entries >= layer.tokens:
+        budget = self.budgets[layer.index]
+        if budget >= layer.tokens:
             return None
         if self.method.kv_selection == "shared":
             scores = pool(received.sum(0, keepdim=True), pooling, kernel).expand(layer.kv_heads, -1)
         else:
             scores = over_group(pool(received, pooling, kernel), layer.kv_heads, "sum")
-        return best_and_last(scores, self.entries, window, layer.tokens)
+        return self.method.chosen(scores, budget, layer.tokens)
 
     def keep_tokens(self, layer: LayerView) -> Tensor | None:
         """I_struct after L*."""

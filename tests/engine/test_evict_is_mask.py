@@ -24,6 +24,10 @@ N = 60
 METHODS = {name: but(method, **SHORT) for name, method in EVERY.items()} | {
     "snapkv per query head": SnapKV(budget=20, heads="query"),
     "h2o per query head": H2O(budget=20, heads="query"),
+    "snapkv over query heads": SnapKV(budget=20, heads="query", allocator="adakv"),
+    "h2o over layers and heads": H2O(budget=20, allocator="pyramidkv+adakv"),
+    "structkv over heads": StructKV(budget=15, struct_ratio=0.5, pivot=1, allocator="adakv"),
+    "fastkv over layers and heads": FastKV(budget=15, tsp_ratio=0.5, allocator="pyramidkv+adakv"),
     "structkv at 1": StructKV(budget=15, struct_ratio=0.5, pivot=1),
     "structkv shared": StructKV(budget=15, struct_ratio=0.4, pivot=0, kv_selection="shared"),
     "fastkv at 0": FastKV(budget=15, tsp_ratio=0.4, tsp_layer=0, pooling="avg"),
@@ -63,10 +67,10 @@ def test_next_logits_equal_masked_full_attention(family: Tiny, method: Method) -
     masks = []
     for layer, tokens in zip(row.cache.layers, row.layer_tokens, strict=True):
         mask = reach(llama).repeat(8, 1, 1)
-        copies = 8 // layer.positions.shape[0]
-        for head, kept in enumerate(layer.positions.repeat_interleave(copies, 0)):
+        stored = [head.positions[0] for head in layer.by_head()]
+        for head in range(8):
             seen = torch.zeros(N + 1, dtype=torch.bool)
-            seen[kept] = True
+            seen[stored[head * len(stored) // 8]] = True
             seen[N] = True
             mask[head, N] &= seen
         masks.append(mask)

@@ -6,7 +6,9 @@ dropped is; entries tied with the lowest kept score may go either way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +128,45 @@ def test_h2o_one_shot(shape: str, seed: int, variant: str, heads: str) -> None:
     index = method.compressor(layer.tokens, 4).keep_kv(layer)
     assert index is not None
     assert_kept(index, reference, f"{variant}_W8_C24")
+
+
+@all_inputs
+@pytest.mark.parametrize("budget", [24, 64])
+def test_pyramidkv(shape: str, seed: int, budget: int) -> None:
+    """KVCache-Factory: SnapKV per query head, fewer entries from layer to layer."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("pyramidkv", shape, seed)
+    compressor = SnapKV(budget=budget, heads="query", allocator="pyramidkv").compressor(layer.tokens, 4)
+    for number in range(4):
+        index = compressor.keep_kv(replace(layer, index=number))
+        if index is None:
+            index = torch.arange(layer.tokens).expand(8, -1)
+        assert isinstance(index, torch.Tensor)
+        assert_kept(index, reference, f"L4_C{budget}_layer{number}")
+
+
+@all_inputs
+@pytest.mark.parametrize(
+    ("variant", "settings"),
+    [
+        ("gqa_mean", {}),
+        ("gqa_max", {"group": "max"}),
+        ("queryhead", {"heads": "query"}),
+        ("gqa_mean_normalize", {"normalize": True}),
+        ("kvcf_kvhead_mean_normalize", {"normalize": True}),
+    ],
+)
+def test_adakv(shape: str, seed: int, variant: str, settings: dict[str, Any]) -> None:
+    """FFY0/AdaKV: each head's number of entries, and which they are; its scores are means over the window."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("adakv", shape, seed)
+    method = SnapKV(budget=24, allocator="adakv", **settings)
+    assert_scores(method.scores(layer) / 8, reference[f"{variant}.scores"])
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert isinstance(index, list)
+    assert [len(head) for head in index] == reference[f"{variant}.head_len"].tolist()
+    for head, status in zip(index, reference[f"{variant}.status"], strict=True):
+        chosen = torch.zeros_like(status, dtype=torch.bool).scatter_(0, head, True)
+        assert chosen[status == 2].all()
+        assert not chosen[status == 0].any()
 
 
 @all_inputs
