@@ -1,7 +1,7 @@
 """PyramidKV (Cai et al., 2024, arXiv 2406.02069): early layers hold more, late ones less.
 
     b = C - w,  min = b // beta,  max = 2 b - min          C a layer's mean budget, w the window inside it
-    layer l holds max - l (max - min) // (L - 1) + w     where max stops at the N - w there are: min = 2 b - max
+    layer l holds max - l (max - min) // (L - 1) + w   where max stops at the N - w there are: min = 2 b - max
 
 The last layer's step is rounded down, so that in all a bit more than L C is held; the rows tell it.
 """

@@ -120,7 +120,16 @@ def test_the_method_acts_on_every_sample(llama: Tiny, method: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("method", [Full(), SnapKV(kv_ratio=0.5), H2O(kv_ratio=0.5, heads="query")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        Full(),
+        SnapKV(kv_ratio=0.5),
+        H2O(kv_ratio=0.5, heads="query"),
+        SnapKV(kv_ratio=0.5, allocator="adakv"),
+        SnapKV(kv_ratio=0.5, heads="query", allocator="pyramidkv+adakv"),
+    ],
+)
 def test_batch_of_unequal_caches_equals_alone(llama: Tiny, method: Any) -> None:
     """Case 6: rows of different length in one buffer; padding is never seen."""
     prompts = [llama.prompt(60, seed=3), llama.prompt(52, seed=4), llama.prompt(33, seed=5)]
@@ -131,6 +140,45 @@ def test_batch_of_unequal_caches_equals_alone(llama: Tiny, method: Any) -> None:
     for ids, token, logits in zip(prompts, step, together, strict=True):
         [row] = llama.prefill(ids, method)
         assert torch.allclose(llama.next_logits(row, int(token)), logits, atol=1e-5)
+
+
+def test_a_batch_pads_nothing_to_speak_of(llama: Tiny) -> None:
+    """Rows and heads of any length: what is allocated is what they hold and the room for new tokens."""
+    rows = [
+        llama.prefill(llama.prompt(tokens, seed=tokens), method)[0]
+        for tokens in (601, 333)
+        for method in (Full(), SnapKV(allocator="pyramidkv+adakv", kv_ratio=0.3), SnapKV(heads="query"))
+    ]
+    held = sum(row.cache.bytes() for row in rows)
+    lanes = sum(len(layer.by_head()) for row in rows for layer in row.cache.layers)
+    batch = Batch(llama.model, rows, room=3)
+    assert all(not row.cache.layers for row in rows)  # taken over, not copied beside
+    buffers = [
+        buffer for layer in batch._layers for bucket in layer for buffer in (bucket.keys, bucket.values)
+    ]
+    entry = 2 * 8 * 4  # K and V, dim, fp32
+    assert (
+        held + 3 * lanes * entry
+        <= sum(buffer.nbytes for buffer in buffers)
+        <= 1.01 * held + 4 * lanes * entry
+    )
+
+
+def test_a_batch_gives_its_caches_back(llama: Tiny) -> None:
+    """With what was appended; going on from them is going on."""
+    methods = [Full(), SnapKV(kv_ratio=0.3, allocator="adakv"), H2O(budget=20, running=True)]
+    ids, new = llama.prompt(60), torch.tensor([[5, 6, 7]])
+    rows, at_once = llama.prefill(ids, *methods), llama.prefill(ids, *methods)
+    with torch.inference_mode():
+        expected = Batch(llama.model, at_once, room=3).forward(new.expand(3, -1))
+        batch = Batch(llama.model, rows, room=2)
+        batch.forward(new[:, :2].expand(3, -1))
+        for row, cache in zip(rows, batch.release(), strict=True):
+            assert cache.seen == 62
+            row.cache = cache
+        assert torch.allclose(
+            Batch(llama.model, rows, room=1).forward(new[:, 2:].expand(3, -1)), expected, atol=1e-5
+        )
 
 
 def test_rows_that_finish_leave_the_batch(llama: Tiny) -> None:
