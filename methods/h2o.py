@@ -14,6 +14,7 @@ from structkv_bench.engine.method import Compressor, Kept, check_choice
 from structkv_bench.errors import UserError
 
 from .allocation import UNIFORM, Allocated
+from .compat import is_fastkv
 from .scoring import GROUPS, HEADS, best_and_last, over_group
 
 
@@ -29,9 +30,16 @@ class H2O(Allocated):
     heads: str = "kv"
     group: str = "mean"
     running: bool = False
+    compat: str = "none"
+    """`fastkv`: as FastKV's harness has it, `heads` is `query`, and only the last `window` queries are kept
+    from seeing later keys: the others' attention is spread over the whole prompt. Never what H2O means."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if is_fastkv(self.compat):
+            object.__setattr__(self, "heads", "query")
+            if self.running:
+                raise UserError(f"compat={self.compat}: that harness evicts once, give running=false")
         super().__post_init__()
         check_choice("heads", self.heads, HEADS)
         check_choice("group", self.group, GROUPS)
@@ -51,6 +59,11 @@ class H2O(Allocated):
         """Query heads store copies where they choose."""
         return heads if self.heads == "query" else kv_heads
 
+    def scores(self, layer: LayerView) -> Tensor:
+        """s of each token: [kv_heads or heads, tokens]."""
+        causal_last = self.window if is_fastkv(self.compat) else None
+        return self.per_stored_head(layer.column_sums(causal_last=causal_last), layer.kv_heads)
+
     def per_stored_head(self, scores: Tensor, kv_heads: int) -> Tensor:
         """[heads, tokens] -> [kv_heads or heads, tokens]."""
         return over_group(scores, kv_heads, self.group) if self.heads == "kv" else scores
@@ -69,7 +82,7 @@ class _H2OCompressor(Compressor):
         budget = self.budgets[layer.index]
         if budget >= layer.tokens and not self.evicts_in_decode:
             return None
-        scores = self.method.per_stored_head(layer.column_sums(), layer.kv_heads)
+        scores = self.method.scores(layer)
         if not self.evicts_in_decode:
             return self.method.chosen(scores, budget, layer.tokens)
         if budget >= layer.tokens:

@@ -10,6 +10,7 @@ from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Kept, check_choice, check_window
 
 from .allocation import Allocated
+from .compat import is_fastkv
 from .scoring import GROUPS, HEADS, POOLINGS, over_group, pool
 
 
@@ -26,9 +27,13 @@ class SnapKV(Allocated):
     heads: str = "kv"
     group: str = "mean"
     """How a KV head's score comes from its query heads', before pooling (KVCache-Factory's order)."""
+    compat: str = "none"
+    """`fastkv`: `heads` is `query`, as FastKV's harness has it."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if is_fastkv(self.compat):
+            object.__setattr__(self, "heads", "query")
         super().__post_init__()
         check_window(self.window, self.kernel)
         check_choice("pooling", self.pooling, POOLINGS)

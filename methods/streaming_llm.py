@@ -13,6 +13,8 @@ from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Budgeted, Compressor, Rotate, check_choice
 from structkv_bench.errors import UserError
 
+from .compat import is_fastkv
+
 VARIANTS = ("harness", "rolling")
 
 
@@ -29,6 +31,8 @@ class StreamingLLM(Budgeted):
 
     sinks: int = 4
     variant: str = "harness"
+    compat: str = "none"
+    """`fastkv`: each query head stores a copy, as FastKV's harness has it; the entries are the same."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -36,13 +40,19 @@ class StreamingLLM(Budgeted):
         if self.sinks < 0:
             raise UserError(f"sinks={self.sinks}: give 0 or more")
         check_choice("variant", self.variant, VARIANTS)
+        if is_fastkv(self.compat) and self.variant != "harness":
+            raise UserError(f"compat={self.compat}: that harness evicts once, give variant=harness")
 
     def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
         """A compressor for one prompt."""
         entries = self.entries(prompt_tokens, self.sinks)
         if self.variant == "harness":
-            return _SinksAndLast(self.sinks, entries)
+            return _SinksAndLast(self.sinks, entries, is_fastkv(self.compat))
         return _Rolling(self.sinks, entries)
+
+    def stored_heads(self, heads: int, kv_heads: int) -> int:
+        """KV heads, but for FastKV's harness."""
+        return heads if is_fastkv(self.compat) else kv_heads
 
     def reach(self, prompt_tokens: int) -> int:
         """The budget, where the window rolls in prefill too."""
@@ -53,11 +63,13 @@ class StreamingLLM(Budgeted):
 class _SinksAndLast(Compressor):
     sinks: int
     entries: int
+    per_query_head: bool = False
 
     def keep_kv(self, layer: LayerView) -> Tensor | None:
         if self.entries >= layer.tokens:
             return None
-        return self.choice(layer.tokens, layer.kv_heads, layer.key.device)
+        heads = layer.query.shape[0] if self.per_query_head else layer.kv_heads
+        return self.choice(layer.tokens, heads, layer.key.device)
 
     def choice(self, tokens: int, heads: int, device: torch.device) -> Tensor:
         """Indices of the sinks and the last entries, the same for each head: [heads, entries]."""

@@ -157,7 +157,7 @@ def decode_batch(scale: Scale) -> Section:
     return {
         "definition": f"snapkv; {new} tokens a row, none ends before; packing the caches is part of the time",
         "prompt_tokens": tokens,
-        "kept_entries": rows[0].cache.layers[0].entries,
+        "kept_entries_per_layer": rows[0].cache.entries()[0],
         "tokens_per_s_of_1": spread(one[1:]),
         f"tokens_per_s_of_{ROWS}": spread(many[1:]),
         "times_as_many (at least 5)": over(many[1:], one[1:]),

@@ -16,7 +16,7 @@ from tests.tasks.longbench_rows import lay, row
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted(
     {
         line.partition("#")[0].strip()

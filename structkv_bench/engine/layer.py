@@ -12,9 +12,7 @@ from torch import Tensor
 
 from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.clock import now
-
-COLUMN_SUM_BLOCK = 64
-"""Queries per block of `column_sums`: its largest tensor holds heads x tokens x this many numbers."""
+from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK, Attending, column_sums
 
 
 @dataclass
@@ -69,47 +67,32 @@ class LayerView:
 
     def window_attention(self, window: int) -> Tensor:
         """Attention of the last `window` queries, softmax in fp32: [heads, window, tokens]."""
-        return self._once(("window", window), lambda: self._probabilities(self.tokens - window, self.tokens))
+        first, last = self.tokens - window, self.tokens
+        return self._once(("window", window), lambda: self._attending().probabilities(first, last))
 
-    def column_sums(self, last: int | None = None, newest_weight: float = 1.0) -> Tensor:
+    def column_sums(
+        self, last: int | None = None, newest_weight: float = 1.0, causal_last: int | None = None
+    ) -> Tensor:
         """Attention that each key receives from the queries that see it, fp32: [heads, tokens].
 
-        Exact and causal, in blocks of queries: no tokens x tokens matrix exists at any time.
+        Exact, and no tokens x tokens matrix exists at any time.
 
         Args:
             last: of the last so many queries alone; by default of all.
             newest_weight: how much the last query counts, beside 1 for the first of them and even steps.
+            causal_last: only the last so many queries are kept from seeing later keys; by default all are.
         """
+        if last is not None and last <= COLUMN_SUM_BLOCK and causal_last is None:
+            weights = torch.linspace(1.0, newest_weight, last, device=self.query.device)
+            return (self.window_attention(last) * weights[:, None]).sum(1)  # one product serves both
         first = 0 if last is None else self.tokens - last
+        causal_from = 0 if causal_last is None else self.tokens - causal_last
+        given = self._attending(causal_from)
+        name = ("column_sums", first, newest_weight, causal_from)
+        return self._once(name, lambda: column_sums(given, first, newest_weight))
 
-        def sums() -> Tensor:
-            total = torch.zeros(self.query.shape[0], self.tokens, device=self.query.device)
-            weights = torch.linspace(1.0, newest_weight, self.tokens - first, device=self.query.device)
-            for start in range(first, self.tokens, COLUMN_SUM_BLOCK):
-                stop = min(start + COLUMN_SUM_BLOCK, self.tokens)
-                rows = self._probabilities(start, stop)
-                if newest_weight != 1:
-                    rows *= weights[start - first : stop - first, None]
-                total[:, :stop] += rows.sum(1)
-                del rows  # before the next block is made
-            return total
-
-        return self._once(("column_sums", first, newest_weight), sums)
-
-    def _probabilities(self, start: int, stop: int) -> Tensor:
-        """Causal attention of queries start..stop-1 to keys 0..stop-1, fp32: [heads, stop-start, stop]."""
-        heads, _, head_dim = self.query.shape
-        rows = stop - start
-        grouped = self.query[:, start:stop].reshape(self.kv_heads, self.group_size * rows, head_dim)
-        keys = self.key[:, :stop].transpose(1, 2)
-        # beta=0: the product is scaled where it is made, and the first argument is never read
-        logits = torch.baddbmm(grouped.new_empty(1, 1, 1), grouped, keys, beta=0, alpha=self.scaling)
-        logits = logits.float().view(heads, rows, stop)
-        at, keys_at = self.positions[start:stop, None], self.positions[:stop]
-        logits[:, :, start:].masked_fill_(keys_at[start:] > at, -torch.inf)
-        if self.sliding_window is not None:
-            logits.masked_fill_(keys_at <= at - self.sliding_window, -torch.inf)
-        return logits.softmax(-1)
+    def _attending(self, causal_from: int = 0) -> Attending:
+        return Attending(self.query, self.key, self.positions, self.scaling, self.sliding_window, causal_from)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

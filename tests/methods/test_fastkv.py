@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -76,6 +79,58 @@ def test_ratios_of_one_are_the_full_cache_bit_for_bit(llama: Tiny) -> None:
         assert [layer.entries for layer in ours.cache.layers] == [tokens] * 4
 
 
+def test_distances_equal_their_definition(llama: Tiny) -> None:
+    """For each cut, by the naive forward with the dropped tokens hidden from every deeper layer."""
+    ids, method = llama.prompt(N), FastKV(tsp_ratio=0.4)
+    stock = copy.deepcopy(llama.stock)
+    stock.model.norm = stock.lm_head = torch.nn.Identity()
+    whole, _ = forward(stock, ids, [causal(N)] * 4)
+    expected = []
+    for cut in range(4):
+        [row] = llama.prefill(ids, FastKV(kv_ratio=1.0, tsp_ratio=0.4, tsp_layer=cut))
+        going_on = row.cache.layers[3].positions[0] if cut < 3 else torch.arange(N)
+        seen = causal(N)
+        seen[:, [j for j in range(N) if j not in going_on.tolist()]] = False
+        seen[torch.arange(N), torch.arange(N)] = True
+        states, _ = forward(stock, ids, [causal(N)] * (cut + 1) + [seen] * (3 - cut))
+        units = [torch.nn.functional.normalize(x[going_on], dim=-1) for x in (whole, states)]
+        expected.append(float((units[0] - units[1]).square().sum(-1).mean().sqrt()))
+    assert expected[3] == 0 < expected[0]
+    assert method.distances(llama.model, ids) == pytest.approx(expected, abs=2e-3)
+    assert FastKV(tsp_ratio=1.0).distances(llama.model, ids) == [0, 0, 0, 0]
+
+
+def test_the_calibrated_layer_is_the_first_that_is_near_enough_and_is_stored(
+    llama: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the mean over prompts; a later layer may be further off again. Nothing is measured twice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    of_prompts = [[0.9, 0.2, 0.4, 0.0], [0.9, 0.4, 0.4, 0.0], [0.9, 0.3, 0.4, 0.0]]
+    left = list(of_prompts)
+    monkeypatch.setattr(FastKV, "distances", lambda *_: left.pop())
+    method = FastKV(kv_ratio=0.2, tsp_layer="calibrated", tsp_distance=0.31)
+    assert method.calibrated(llama.model) == FastKV(kv_ratio=0.2, tsp_layer=1)
+    assert left == []
+    assert method.calibrated(llama.model) == FastKV(kv_ratio=0.2, tsp_layer=1)
+    left.extend(of_prompts)
+    exact = FastKV(tsp_layer="calibrated", tsp_distance=0)
+    assert exact.calibrated(llama.model) == FastKV(tsp_layer=3)
+
+
+def test_what_has_no_say_makes_no_difference(llama: Tiny) -> None:
+    """Cells with a fixed layer are one, whatever distance a calibration would allow."""
+    assert FastKV(tsp_distance=0.5) == FastKV()
+    assert FastKV(tsp_layer="calibrated", tsp_distance=0.5) != FastKV(tsp_layer="calibrated")
+    assert FastKV(tsp_layer=2).calibrated(llama.model) == FastKV(tsp_layer=2)
+    assert FastKV(tsp_layer="calibrated").layer_tokens(100, 4) == FastKV().layer_tokens(100, 4)
+
+
+def test_tokens_that_go_on_are_more_than_the_window(llama: Tiny) -> None:
+    """Also where a calibration would be the first to notice."""
+    with pytest.raises(UserError, match=r"tsp_ratio=0\.1 keeps 8 of 80"):
+        FastKV(tsp_ratio=0.1, tsp_layer="calibrated").distances(llama.model, llama.prompt(N))
+
+
 @pytest.mark.parametrize("layer", [-1, 30])
 def test_a_layer_outside_the_model_is_refused(layer: int) -> None:
     """Naming the layers there are."""
@@ -85,6 +140,9 @@ def test_a_layer_outside_the_model_is_refused(layer: int) -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     """Each names the setting and what would be right."""
-    for wrong in ({"tsp_ratio": 0}, {"tsp_ratio": 1.1}, {"pooling": "sum"}, {"kernel": 4}, {"window": 0}):
+    for wrong in (
+        {"tsp_ratio": 0}, {"tsp_ratio": 1.1}, {"pooling": "sum"}, {"kernel": 4}, {"window": 0},
+        {"tsp_layer": "online"}, {"tsp_distance": -0.1}, {"tsp_distance": 2.1},
+    ):  # fmt: skip
         with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
             FastKV(**wrong)

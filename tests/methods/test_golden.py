@@ -170,6 +170,17 @@ def test_adakv(shape: str, seed: int, variant: str, settings: dict[str, Any]) ->
 
 
 @all_inputs
+def test_h2o_as_fastkv_runs_it(shape: str, seed: int) -> None:
+    """dongwonjo/FastKV: of the causal mask only the last W x W block, so that other rows see the future."""
+    layer, reference = layer_of(golden("inputs", shape, seed)), golden("h2o", shape, seed)
+    method, variant = H2O(budget=24, compat="fastkv"), "oneshot_fastkv_noncausal_W8_C24"
+    assert_scores(method.scores(layer)[:, : layer.tokens - 8], reference[f"{variant}.scores"])
+    index = method.compressor(layer.tokens, 4).keep_kv(layer)
+    assert isinstance(index, torch.Tensor)
+    assert_kept(index, reference, variant)
+
+
+@all_inputs
 def test_h2o_running(shape: str, seed: int) -> None:
     """FMInference/H2O real drop: 12 heavy and 12 recent, scores carried on through decode."""
     inputs, reference = golden("inputs", shape, seed), golden("h2o", shape, seed)
