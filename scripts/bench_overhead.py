@@ -18,13 +18,13 @@ BEGAN = float(os.environ.get("BENCH_STARTED", time.time()))
 
 def main() -> int:
     """Run what the arguments say."""
-    from structkv_bench import cli, runner
+    from structkv_bench import batches, cli
 
     spent: dict[str, float] = {}
     first: list[float] = []
 
     def watched(name: str) -> Callable[..., Any]:
-        inner = getattr(runner, name)
+        inner = getattr(batches, name)
 
         def call(*arguments: Any, **more: Any) -> Any:
             started = time.time()
@@ -36,8 +36,8 @@ def main() -> int:
 
         return call
 
-    for name in ("prefill", "decode"):
-        setattr(runner, name, watched(name))
+    for name in ("prefill", "ask", "decode_batch"):
+        setattr(batches, name, watched(name))
     code = cli.main(["run", *sys.argv[1:]])
     told = {"to_first_prefill_s": first[0] - BEGAN if first else None, "in_model_s": sum(spent.values())}
     print(json.dumps(told | {"whole_s": time.time() - BEGAN}))

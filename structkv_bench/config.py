@@ -7,6 +7,7 @@ are files of overrides that stand before the user's own.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -18,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from structkv_bench import catalog
+from structkv_bench.bounds import DEFAULT, SETTINGS, Bounds
 from structkv_bench.choice import Choice, build, checked
 from structkv_bench.errors import UserError, kind_and_line, offer, one_line
 from structkv_bench.launch.settings import HERE, Launcher
@@ -47,11 +49,12 @@ class Setup:
     task_name: str
     task: Task
     protocol: str
-    results_dir: str
     experiment: str | None = None
     """The file of conf/experiment/ that asked for it."""
+    results_dir: str = ""
+    """The same for every setup of a run, as are the launcher and the bounds."""
     launcher: Launcher = HERE
-    """The same for every setup of a run."""
+    bounds: Bounds = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ class Preset:
     """Table of the paper whose numbers stand beside ours, as results/paper/ calls it."""
 
 
+COMPOSED = re.compile(r"^defaults:|^# @package", re.MULTILINE)
+"""Of a config file that Hydra has to compose, which takes thirty times as long as reading one."""
+
 Menu = dict[str, list[Choice]]
 """The listed choices of each group."""
 
@@ -90,15 +96,18 @@ def compose(overrides: list[str]) -> list[Setup]:
     _check_keys(grids, menus)
     results_dir = _results_dir(grids, config.results_dir)
     launcher = _launcher(grids, menus)
+    bounds = Bounds.of(*(_one(grids, key, OmegaConf.select(config, key), "number") for key in SETTINGS))
     setups = [
-        setup
+        replace(setup, results_dir=results_dir, launcher=launcher, bounds=bounds)
         for grid, menu in zip(grids, menus, strict=True)
-        for setup in _setups(grid, menu, results_dir, launcher)
+        for setup in _setups(grid, menu)
     ]
     return list({repr(setup): setup for setup in setups}.values())  # lists among the settings have no hash
 
 
-def _setups(grid: Grid, menu: Menu, results_dir: str, launcher: Launcher) -> Iterator[Setup]:
+def _setups(grid: Grid, menu: Menu) -> Iterator[Setup]:
+    from structkv_bench.calibrate.method import on_model  # only now: it imports torch
+
     built = (
         [(choice.name, build(choice, point)) for choice in menu[group] for point in choice.points(grid)]
         for group in GROUPS
@@ -106,7 +115,8 @@ def _setups(grid: Grid, menu: Menu, results_dir: str, launcher: Launcher) -> Ite
     for (_, model), (method_name, method), (task_name, task) in product(*built):
         protocol = grid["protocol"].values[0]
         experiment = grid["experiment"].values[0] if "experiment" in grid else None
-        yield Setup(model, method_name, method, task_name, task, protocol, results_dir, experiment, launcher)
+        on = on_model(method, model)
+        yield Setup(model, method_name, on, task_name, task, protocol, experiment)
 
 
 @contextmanager
@@ -119,7 +129,10 @@ def _hydra() -> Iterator[None]:
 
 def _load(name: str) -> DictConfig:
     try:
-        return hydra.compose(name, return_hydra_config=True)
+        text = (catalog.conf_dir() / f"{name}.yaml").read_text(encoding="utf-8")
+        if COMPOSED.search(text):
+            return hydra.compose(name, return_hydra_config=True)
+        return OmegaConf.create({name.partition("/")[0]: OmegaConf.create(text)})
     except Exception as error:  # Hydra, OmegaConf, YAML and the codec each have their own kind
         raise UserError(f"conf/{name}.yaml: {one_line(error)}") from error
 
@@ -205,7 +218,7 @@ def _import(key: str, path: Any) -> Any:
 def _check_keys(grids: list[Grid], menus: list[Menu]) -> None:
     """Each setting must have a taker in one grid at least."""
     for setting in {s.key: s for grid in grids for s in grid.values() if s.required}.values():
-        if setting.name in ("", "_target_"):
+        if setting.name in ("", "_target_") or setting.key in SETTINGS:
             continue
         listed = [choice for menu in menus for choice in menu[setting.group]]
         if not any(choice.has(setting) for choice in listed):
@@ -231,8 +244,15 @@ def _launcher(grids: list[Grid], menus: list[Menu]) -> Launcher:
 
 def _results_dir(grids: list[Grid], default: str) -> str:
     """The one folder that all grids write to."""
-    unsaid = Setting("results_dir", (default,))
-    folders = [folder for grid in grids for folder in grid.get("results_dir", unsaid).values]
-    if not all(isinstance(f, str | int) and f != "" and f == folders[0] for f in folders):
+    folder = _one(grids, "results_dir", default, "folder")
+    if not isinstance(folder, str | int) or folder == "":
         raise UserError("results_dir: give one folder")
-    return str(folders[0])
+    return str(folder)
+
+
+def _one(grids: list[Grid], key: str, default: Any, kind: str) -> Any:
+    """The one value that all grids have for a setting of the whole run."""
+    values = [value for grid in grids for value in grid.get(key, Setting(key, (default,))).values]
+    if any(value != values[0] for value in values):
+        raise UserError(f"{key}: give one {kind}")
+    return values[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from structkv_bench import models
 from structkv_bench.config import Setup
+from structkv_bench.cost.work import group_need
 from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.manifest import UNNAMED, Manifest, read_manifest, write_manifest
 from structkv_bench.model_spec import ModelSpec
@@ -19,12 +20,14 @@ from structkv_bench.store import Store
 
 @dataclass
 class Job:
-    """One sample, and the cells of its group that have no row of it yet."""
+    """One sample, and the cells of its group that run on it: those that have no row of it yet."""
 
     group: Group
     model: Inspected
     prompt: Prompt
     cells: list[Cell]
+    there: frozenset[str] = frozenset()
+    """Keys of cells that have their row and run again for the others' sake; see `_is_torn`."""
 
 
 @dataclass
@@ -123,10 +126,28 @@ def _of_group(group: Group, model: Inspected, prompts: Sequence[Prompt], store: 
         # failed samples are tried again
         rows = store.cell(cell).rows().items()
         done[cell.key] = {id: row["prompt_sha256"] for id, row in rows if row["status"] == "ok"}
+    lefts = []
     for prompt in prompts:
-        _check(group, prompt, model)
-        left = [cell for cell in group.cells if not _has(done[cell.key], prompt, cell)]
-        yield Job(group, model, prompt, left)
+        _check(group, prompt, model, is_first=prompt is prompts[0])
+        lefts.append([cell for cell in group.cells if not _has(done[cell.key], prompt, cell)])
+    for place, prompt in enumerate(prompts):
+        left = lefts[place]
+        if _is_torn(lefts, place, len(group.cells)):
+            there = {cell.key for cell in group.cells} - {cell.key for cell in left}
+            yield Job(group, model, prompt, list(group.cells), frozenset(there))
+        else:
+            yield Job(group, model, prompt, left)
+
+
+def _is_torn(lefts: Sequence[list[Cell]], place: int, whole: int) -> bool:
+    """Whether a fault came between two cells' rows of one sample.
+
+    What is left of it then runs beside the cells that it ran beside: its rows tell how far they are from the
+    full cache's, and a batch of another size rounds otherwise. Several such samples one after another are no
+    fault: their cells were asked for later, and run alone.
+    """
+    around = lefts[max(0, place - 1) : place + 2]
+    return 0 < len(lefts[place]) < whole and sum(0 < len(left) < whole for left in around) == 1
 
 
 def _has(done: dict[str, str], prompt: Prompt, cell: Cell) -> bool:
@@ -140,8 +161,8 @@ def _has(done: dict[str, str], prompt: Prompt, cell: Cell) -> bool:
     return True
 
 
-def _check(group: Group, prompt: Prompt, model: Inspected) -> None:
-    """Refuse a sample that the model or a method can't take."""
+def _check(group: Group, prompt: Prompt, model: Inspected, is_first: bool) -> None:
+    """Refuse a sample that the model or a method can't take, or a method that can't tell its sizes."""
     where = f"{group.subtask} at {group.length}, sample {prompt.sample.id}"
     needed = prompt.tokens + prompt.sample.max_new_tokens
     if needed > model.shape.max_positions:
@@ -152,6 +173,8 @@ def _check(group: Group, prompt: Prompt, model: Inspected) -> None:
     for cell in group.cells:
         try:
             cell.method.compressor(prompt.context_tokens, model.shape.layers)
+            if is_first:
+                group_need(model.shape, [cell.method], prompt.context_tokens)
         except UserError as error:
             raise UserError(f"{cell.method_name} on {where}: {error}") from error
         except Exception as error:  # a plug-in's own fault

@@ -87,8 +87,12 @@ def file_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def load(spec: ModelSpec) -> Model:
+def load(spec: ModelSpec, inspected: Inspected | None = None) -> Model:
     """Load a model and check it; about a second for the embedded one.
+
+    Args:
+        spec: which model.
+        inspected: what `inspect` found, where it has been asked before.
 
     Raises:
         UserError: the model is missing, damaged, or not one that the engine drives exactly.
@@ -97,7 +101,7 @@ def load(spec: ModelSpec) -> Model:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    inspected = inspect(spec)
+    inspected = inspected or inspect(spec)
     device_map = spec.device_map or ("cuda" if torch.cuda.is_available() else None)
     module = _from_pretrained(
         AutoModelForCausalLM,

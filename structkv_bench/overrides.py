@@ -11,12 +11,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
 from hydra.errors import HydraException
 
+from structkv_bench import bounds
 from structkv_bench.errors import UserError, offer, one_line
 
 GROUPS = ("model", "method", "task")
 CHOSEN = (*GROUPS, "launcher")
 """What has choices with settings; of the launcher a run has one, it is no part of a grid."""
-KEYS = (*GROUPS, "protocol", "experiment", "results_dir", "launcher")
+KEYS = (*GROUPS, "protocol", "experiment", "results_dir", "launcher", *bounds.SETTINGS)
 """What an override may set, or set something of."""
 PLAIN = re.compile(r"([\w.]+)=([^=,\[\]{}()'\"$\\]+)")
 """An override whose value has nothing that Hydra's grammar gives a meaning to."""
@@ -87,7 +88,7 @@ def _setting(text: str) -> Setting:
 
 
 def _known(setting: Setting, text: str) -> Setting:
-    if setting.group not in KEYS or (setting.name and setting.group not in CHOSEN):
+    if setting.key not in KEYS and not (setting.name and setting.group in CHOSEN):
         raise UserError(f"{setting.key or text}: unknown; {offer(setting.group, KEYS)}")
     return setting
 

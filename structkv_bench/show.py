@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import yaml
 
@@ -12,6 +11,7 @@ from structkv_bench.config import Setup
 from structkv_bench.cost import speed
 from structkv_bench.cost.estimate import cell_lines, table
 from structkv_bench.cost.published import published
+from structkv_bench.cost.sharing import by_layer, group_line
 from structkv_bench.cost.speed import HERE, Device
 from structkv_bench.errors import UserError
 from structkv_bench.model_spec import ModelSpec
@@ -92,6 +92,9 @@ def _group_page(group: Group, model: Inspected, number: int, answer: str | None,
     if answer is not None:
         pages.append(_score_page(group.cells[0], sample, answer))
     fast = speed.device(device, group.model.dtype)
+    if len(group.cells) > 1:
+        methods = [cell.method for cell in group.cells]
+        pages.append(f"=== estimated: {group_line(model.shape, methods, len(context))}")
     pages += [_cell_page(cell, len(context), model.shape, fast) for cell in group.cells]
     return "\n\n".join(pages)
 
@@ -120,18 +123,8 @@ def _cell_page(cell: Cell, tokens: int, shape: ModelShape, device: Device) -> st
     lines = [
         f"--- method {cell.method_name}, cell {cell.key}",
         yaml.safe_dump(cell.config, sort_keys=False, allow_unicode=True).rstrip(),
-        f"entries kept per stored head, at most: {_by_layer(kept)}",
-        f"tokens processed, at most:             {_by_layer(processed)}",
+        f"entries kept per stored head, at most: {by_layer(kept)}",
+        f"tokens processed, at most:             {by_layer(processed)}",
         *cell_lines(cell, tokens, shape, device),
     ]
     return "\n".join(lines)
-
-
-def _by_layer(numbers: list[int]) -> str:
-    """Runs of equal layers: '4096 in layers 0-13, 819 in layers 14-29'."""
-    parts = []
-    for number, run in groupby(enumerate(numbers), key=lambda pair: pair[1]):
-        layers = [layer for layer, _ in run]
-        where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
-        parts.append(f"{number} in {where}")
-    return ", ".join(parts)

@@ -103,16 +103,16 @@ def test_no_such_shard(waiting: Path, capsys: Any, number: str, says: str) -> No
 def test_a_signal_ends_a_shard_after_the_sample_at_hand(
     waiting: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_sample = runner.run_sample
+    run_batch = runner.run_batch
 
     def interrupted(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGUSR1)
-        return run_sample(*arguments)
+        return run_batch(*arguments)
 
     results = waiting.parents[1]
     before = signal.getsignal(signal.SIGUSR1)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run_sample", interrupted)
+        patch.setattr(runner, "run_batch", interrupted)
         with pytest.raises(SystemExit) as stopped:
             worker.work(str(waiting), 0)
     assert stopped.value.code == worker.REQUEUED
@@ -122,6 +122,35 @@ def test_a_signal_ends_a_shard_after_the_sample_at_hand(
     for number in ("0", "1"):
         assert main(["work", str(waiting), number]) == 0
     assert rows(results) == expected
+
+
+def test_a_signal_ends_a_shard_after_the_batch_at_hand(
+    model_folder: Path, tmp_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its rows are on disk; and a plan carries the bounds of its command."""
+    monkeypatch.setattr(launch, "_local", lambda plan, left: 0)
+    bounds = ["decode.batch=2", "group.max_bytes=1GB"]
+    assert main([*overrides(model_folder, tmp_path, "launcher.processes=2"), *bounds]) in (0, 2)
+    run_batch, file, sizes = runner.run_batch, plan_of(tmp_path), []
+
+    def interrupted(model: Any, orders: list[Any]) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sizes.append(len(orders))
+        return run_batch(model, orders)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run_batch", interrupted)
+        with pytest.raises(SystemExit):
+            worker.work(str(file), 1)
+    assert sizes == [2]
+    assert [len(cell) for cell in rows(tmp_path).values()] == [2] * 3
+    state = json.loads((file.with_suffix("") / "0001.json").read_text())
+    assert (state["state"], state["done"], state["of"]) == ("stopped", 2, 3)
+    for number in ("0", "1"):
+        assert main(["work", str(file), number]) == 0
+    assert {name: set(its) for name, its in rows(tmp_path).items()} == {
+        name: set(its) for name, its in expected.items()
+    }
 
 
 def test_a_shard_that_dies_leaves_its_traceback_and_its_siblings_alone(
@@ -209,7 +238,7 @@ def test_a_time_limit_too_small_for_one_sample_is_refused_before_anything_is_wri
     slow = ["launcher.tflops=1e-9", "launcher.time_limit=3"]
     assert main(overrides(model_folder, tmp_path, *SLURM, *slow)) == 2
     err = capsys.readouterr().err
-    assert "launcher.time_limit=3: the longest sample is estimated at" in err
+    assert "launcher.time_limit=3: the longest batch is estimated at" in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -59,8 +59,9 @@ def test_a_batch_of_another_composition_passes(
     model_folder: Path, before: Path, tmp_path: Path, capsys: Any
 ) -> None:
     for methods in ("structkv", "full", "h2o,snapkv", "streaming_llm"):
-        run(model_folder, tmp_path, f"method={methods}")
-    assert verdict(capsys, before, tmp_path) == (0, {})
+        run(model_folder, tmp_path / "apart", f"method={methods}")
+    for other in (tmp_path / "apart", run(model_folder, tmp_path / "together", "decode.batch=8")):
+        assert verdict(capsys, before, other) == (0, {})
 
 
 def wrong_position_in_prefill(monkeypatch: Patch) -> None:
@@ -193,6 +194,9 @@ def test_time_is_judged_as_a_share_of_the_full_caches(before: Path, after: Path,
     edit(after, "h2o", slower(4))
     assert verdict(capsys, before, after) == (1, {"h2o": {"speed"}})
     assert verdict(capsys, before, after, "--tolerance", "slower=5") == (0, {})
+    edit(after, "h2o", lambda row: row.update(decode_s=9 * row["decode_s"], decode_rows=80))
+    edit(after, "h2o", lambda row: row.update(prefill_s=row["prefill_s"] / 4))
+    assert verdict(capsys, before, after) == (0, {})  # its decode was another batch's
     baseline = Path(shutil.copytree(before, after / "baseline"))
     for folder in (*baseline.glob("tiny.full.*"), *after.glob("tiny.full.*")):
         shutil.rmtree(folder)

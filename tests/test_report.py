@@ -102,6 +102,12 @@ def test_all_results_come_in_the_order_of_their_columns_numbers_as_numbers(folde
     assert note is None
 
 
+def test_seconds_of_batches_of_several_samples_are_said_to_be_that(tmp_path):
+    stored(tmp_path, STRUCTKV, row(0, decode_rows=24), row(1, decode_rows=80), row(2))
+    _, note = results([tmp_path])
+    assert note == "decode_s is that of batches of up to 80 rows, of several samples (decode.batch)"
+
+
 def test_an_average_follows_that_says_over_what_it_is(tmp_path):
     """The plain mean of the tasks' means, whatever their n; a task without samples is named as missing."""
     for cell in cells("method=snapkv,full", "task=ruler", "task.subset=[vt,cwe,fwe]"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from structkv_bench import models, runner
+from structkv_bench.batches import Order, run_batch
 from structkv_bench.cli import main
 from structkv_bench.config import compose
 from structkv_bench.engine.layer import LayerView
@@ -106,9 +107,14 @@ def test_a_second_run_computes_nothing(
     """Rows are resumed by key and sample id; more samples add only the new ones."""
     main(overrides(model_folder, tmp_path))
     before = rows_of(tmp_path)
-    calls = []
-    run_sample = runner.run_sample
-    monkeypatch.setattr(runner, "run_sample", lambda *args: calls.append(args[1].id) or run_sample(*args))
+    calls: list[str] = []
+    run_batch = runner.run_batch
+
+    def noting(model: Model, orders: list[Order]) -> Any:
+        calls.extend(order.sample.id for order in orders)
+        return run_batch(model, orders)
+
+    monkeypatch.setattr(runner, "run_batch", noting)
     assert main(overrides(model_folder, tmp_path)) == 0
     assert calls == []
     assert rows_of(tmp_path) == before
@@ -154,15 +160,15 @@ def test_ctrl_c_leaves_a_state_that_resumes(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Exit code 130 and a line that says so; the same command goes on."""
-    run_sample, calls = runner.run_sample, []
+    run_batch, calls = runner.run_batch, []
 
     def interrupted(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return run_sample(*args)
+        return run_batch(*args)
 
-    monkeypatch.setattr(runner, "run_sample", interrupted)
+    monkeypatch.setattr(runner, "run_batch", interrupted)
     assert main(overrides(model_folder, tmp_path)) == 130
     assert "goes on where this stopped" in capsys.readouterr().err
     assert {len(rows) for rows in rows_of(tmp_path).values()} == {2}
@@ -304,6 +310,29 @@ def test_show_prints_prompt_budgets_and_work(model_folder: Path, tmp_path: Path,
 
 
 @dataclass(frozen=True)
+class Unsized(Method):
+    """A plug-in that does not know what it keeps."""
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        return Compressor()
+
+    def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
+        return [1 // 0]
+
+
+def test_a_method_that_cannot_tell_its_sizes_is_refused_before_anything_is_written(
+    model_folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """What is shared and what fits in memory is estimated from them."""
+    target = f"{Unsized.__module__}.{Unsized.__qualname__}"
+    assert main(overrides(model_folder, tmp_path, "method=full", f"method._target_={target}")) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Unsized on niah_noise at 700, sample 0000: ZeroDivisionError" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@dataclass(frozen=True)
 class Breaks(Method):
     """A plug-in method that fails in the place it is told."""
 
@@ -344,12 +373,12 @@ def test_a_fault_anywhere_in_a_method_fails_its_own_rows_alone(
     cells = plan(compose(overrides(model_folder, tmp_path, "method=full,snapkv")[1:]))[0].cells
     [sample] = cells[0].task.build("niah_noise", 700, model.prompts)[:1]
     group = [cells[0], replace(cells[0], method=Breaks(where=where)), cells[1]]
-    full, broken, snapkv = runner.run_sample(model, sample, group, [cell.method for cell in group])
+    [[full, broken, snapkv]] = run_batch(model, [Order(sample, group, [cell.method for cell in group])])
     assert (full["status"], broken["status"], snapkv["status"]) == ("ok", "failed", "ok")
     expected = "ValueError" if where in ("shape", "facts") else "ZeroDivisionError"
     assert expected in broken["error"]
     for row, cell in ((full, cells[0]), (snapkv, cells[1])):
-        [alone] = runner.run_sample(model, sample, [cell], [cell.method])
+        [[alone]] = run_batch(model, [Order(sample, [cell], [cell.method])])
         assert row["generated_ids"] == alone["generated_ids"]
 
 

@@ -80,6 +80,16 @@ def test_the_cut_does_not_depend_on_what_is_done(work: Work, tmp_path: Path) -> 
     assert plans[0].overrides == ["task=niah"]
 
 
+def test_bounds_are_carried_but_name_no_plan(work: Work, tmp_path: Path) -> None:
+    """What is queued goes on with the bounds of the latest command; nothing is queued twice."""
+    shards = cut(work.asked, costs(work.asked), 4)
+    bounded = ["task=niah", "decode.batch=16", "group.max_bytes=2e9"]
+    plans = [make_plan(shards, some, tmp_path) for some in (["task=niah"], bounded)]
+    assert plans[0].file == plans[1].file
+    assert read_plan(plans[0].file).overrides == bounded
+    assert make_plan(shards, ["task=ruler"], tmp_path).file != plans[0].file
+
+
 def test_a_plan_comes_back_as_it_was_and_holds_every_sample_once(work: Work, tmp_path: Path) -> None:
     made = make_plan(cut(work.asked, costs(work.asked), 4), ["task=niah"], tmp_path)
     assert read_plan(made.file) == made

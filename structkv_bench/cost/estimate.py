@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from structkv_bench.cost.sharing import group_line
 from structkv_bench.cost.speed import Device
 from structkv_bench.cost.work import Cost, cost
 from structkv_bench.errors import UserError
@@ -52,7 +53,10 @@ def table(groups: Sequence[Group], shape: ModelShape, device: Device, why: str) 
     of = f"{cells[0].model.name} on {', '.join(names)}"
     title = f"=== {of}: estimates for a prompt of {tokens} tokens ===\n{why}"
     rows = [_row(cell, _cost(cell, tokens, shape), full, device) for cell in cells]
-    return text(Grid(HEAD, rows, ("method",), title, [f"{NOTE} {device}"]))
+    notes = [f"{NOTE} {device}"]
+    if len(cells) > 1:
+        notes.insert(0, group_line(shape, [cell.method for cell in cells], tokens))
+    return text(Grid(HEAD, rows, ("method",), title, notes))
 
 
 def _row(cell: Cell, own: Cost, full: Cost, device: Device) -> list[str]:

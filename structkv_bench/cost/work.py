@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from structkv_bench.engine.layer import COLUMN_SUM_BLOCK
+from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK
 from structkv_bench.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -128,24 +129,68 @@ def group_flops(
     return sum(prefill.values()) + new * max(flops, balance * read)
 
 
-def group_peak_bytes(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int) -> int:
-    """Peak of a group whose methods go through the layers side by side: a bound on what is measured.
+class Need(NamedTuple):
+    """Bytes that a group takes on one sample, beside the weights."""
 
-    Weights, all caches as if complete and decoded from, the states of each way, and the largest work of a
-    layer in any of them.
+    kept: int
+    """All caches after the prompt, as if complete."""
+    token: int
+    """What one more token adds to them."""
+    working: int
+    """The states of each way through the layers, and the largest work of a layer in any of them."""
+    decoding: int
+    """The largest layer of each cache, copied as it is packed, and the logits."""
+
+
+def group_need(shape: ModelShape, methods: Sequence[Method], tokens: int, asked: int = 0) -> Need:
+    """What methods that go through the layers side by side take, a bound on what is measured.
+
+    Args:
+        shape: of the model.
+        methods: of the group.
+        tokens: of the prompt.
+        asked: tokens fed after compression, which all caches keep.
     """
-    kept, working, places = 0, 0, set[_Place]()
+    kept, token, working, decoding, places = 0, 0, 0, 0, set[_Place]()
     for method in methods:
-        entries = [count + new for count in method.layer_entries(tokens, shape.layers)]
-        kept += shape.kv_bytes(entries) * _copies(shape, method)
+        copies = _copies(shape, method)
+        entries = [count + asked for count in method.layer_entries(tokens, shape.layers)]
+        kept += shape.kv_bytes(entries) * copies
+        token += shape.kv_bytes([1] * shape.layers) * copies
+        decoding += shape.kv_bytes([max(entries)]) * copies + 3 * 4 * shape.vocabulary  # fp32, and two copies
         queries = method.layer_queries(tokens, shape.layers)
         for number, way in enumerate(method.passes(tokens, shape.layers)):
             for layer, left in enumerate(way):
                 scored = queries[layer] if number == 0 else 0
                 working = max(working, _attending(shape, left, scored), _mlp_bytes(shape, left))
-        places |= {place for place, _ in _units(shape, method, tokens) if isinstance(place, _Place)}
+        places |= set(_places(shape, method, tokens))
     beside = [sum(at.tokens for at in places if at.layer == layer) for layer in range(shape.layers)]
-    return shape.weight_bytes + kept + working + max(beside) * shape.hidden * shape.itemsize
+    return Need(kept, token, working + max(beside) * shape.hidden * shape.itemsize, decoding)
+
+
+def batch_peak_bytes(shape: ModelShape, needs: Sequence[Need], new: int) -> int:
+    """Peak of groups that are prefilled one after another and then decode `new` tokens together.
+
+    Weights, all caches with room for the answers, and the largest prefill, or what decoding takes.
+    """
+    kept = sum(need.kept + new * need.token for need in needs)
+    beside = max(max(need.working for need in needs), sum(need.decoding for need in needs))
+    return shape.weight_bytes + kept + beside
+
+
+def group_peak_bytes(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int) -> int:
+    """Peak of a group on one sample, from prefill to the last of `new` tokens."""
+    return batch_peak_bytes(shape, [group_need(shape, methods, tokens)], new)
+
+
+def passes_per_layer(shape: ModelShape, methods: Sequence[Method], tokens: int) -> list[int]:
+    """How many different sets of tokens go through each layer for a group that shares all it can."""
+    places = {place for method in methods for place in _places(shape, method, tokens)}
+    return [sum(place.layer == layer for place in places) for layer in range(shape.layers)]
+
+
+def _places(shape: ModelShape, method: Method, tokens: int) -> Iterator[_Place]:
+    return (place for place, _ in _units(shape, method, tokens) if isinstance(place, _Place))
 
 
 def _units(shape: ModelShape, method: Method, tokens: int) -> Iterator[tuple[Any, int]]:
@@ -186,11 +231,12 @@ def _scoring(shape: ModelShape, tokens: int, queries: int) -> int:
     return 2 * _width(shape) * sum(_blocks(tokens, queries))
 
 
-def _blocks(tokens: int, queries: int) -> list[int]:
+@lru_cache(maxsize=64)  # the layers of a prompt ask for the same
+def _blocks(tokens: int, queries: int) -> tuple[int, ...]:
     """Products q k of the last queries, in the engine's blocks: each up to its last query's key."""
     starts = range(tokens - min(queries, tokens), tokens, COLUMN_SUM_BLOCK)
     stops = [min(start + COLUMN_SUM_BLOCK, tokens) for start in starts]
-    return [(stop - start) * stop for start, stop in zip(starts, stops, strict=True)]
+    return tuple((stop - start) * stop for start, stop in zip(starts, stops, strict=True))
 
 
 def _read_bytes(shape: ModelShape) -> int:

@@ -15,6 +15,17 @@ from structkv_bench.engine.model import Model
 from structkv_bench.engine.prefill import Prefilled
 
 
+@dataclass(frozen=True)
+class Ending:
+    """When an answer ends."""
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    """Ids that end it beside the model's own."""
+    min_new_tokens: int = 0
+    """For so many tokens the best one that is no stop id is taken."""
+
+
 @dataclass
 class Generated:
     """What one row produced."""
@@ -37,45 +48,66 @@ def decode(
     min_new_tokens: int = 0,
     question: Sequence[int] = (),
 ) -> list[Generated]:
-    """Continue every row greedily to a stop id or `max_new_tokens`; takes the rows' caches over.
+    """As `decode_batch`, with one ending for all rows, after a `question` that each is fed first."""
+    asked_s = ask(model, rows, question)
+    ending = Ending(max_new_tokens, stop_ids, min_new_tokens)
+    answers = decode_batch(model, rows, [ending] * len(rows))
+    for answer in answers:
+        answer.seconds += asked_s
+    return answers
+
+
+def ask(model: Model, rows: Sequence[Prefilled], question: Sequence[int]) -> float:
+    """Feed every row `question` over its compressed cache, as if it had been prefilled too; the seconds."""
+    if not rows or not question:
+        return 0.0
+    with torch.inference_mode():
+        ids = torch.tensor([list(question)] * len(rows), device=model.device)
+        started = now(ids)
+        batch = Batch(model, rows, room=len(question))
+        logits = batch.forward(ids)
+        for row, cache, its in zip(rows, batch.release(), logits, strict=True):
+            row.cache, row.logits = cache, its
+        return now(logits) - started
+
+
+def decode_batch(model: Model, rows: Sequence[Prefilled], endings: Sequence[Ending]) -> list[Generated]:
+    """Continue rows of any prompts greedily, each to its own ending; takes their caches over.
 
     Args:
         model: the model that filled the caches.
         rows: from `prefill`, none with an error.
-        max_new_tokens: at most this many for each row.
-        stop_ids: ids that end an answer beside the model's own.
-        min_new_tokens: for so many tokens the best one that is no stop id is taken.
-        question: tokens that every row is fed first, over its compressed cache.
+        endings: of each row.
 
     Raises:
         FloatingPointError: logits of a row are not finite.
     """
     if not rows:
         return []
-    stop_ids |= model.stop_ids
+    stops = [ending.stop_ids | model.stop_ids for ending in endings]
     with torch.inference_mode():
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
         started = now(logits)
-        batch = None
-        if question:
-            batch = Batch(model, rows, room=len(question) + max_new_tokens)
-            logits = batch.forward(torch.tensor([list(question)] * len(rows), device=model.device))
+        batch: Batch | None = None
         results = [Generated([], float("inf"), 0.0, 0) for _ in rows]
         places = list(range(len(rows)))
         while places:
-            if len(results[places[0]].ids) < min_new_tokens:  # rows that go on have equally many
-                logits[:, sorted(stop_ids)] = -torch.inf
+            for i, place in enumerate(places):
+                if len(results[place].ids) < endings[place].min_new_tokens:
+                    logits[i, sorted(stops[place])] = -torch.inf
             chosen, going_on = _greedy(logits), []
             for i, place in enumerate(places):
-                if _extend(results[place], *chosen[i], stop_ids, max_new_tokens):
+                if _extend(results[place], *chosen[i], stops[place], endings[place].max_new_tokens):
                     going_on.append(i)
                 else:
                     results[place].seconds = now(logits) - started
-            if going_on and batch is None:
-                batch = Batch(model, [rows[places[i]] for i in going_on], room=max_new_tokens)
-            elif going_on and len(going_on) < len(places) and batch is not None:
+            left = [places[i] for i in going_on]
+            if left and batch is None:
+                room = max(endings[place].max_new_tokens for place in left)
+                batch = Batch(model, [rows[place] for place in left], room)
+            elif left and len(left) < len(places) and batch is not None:
                 batch.retire(going_on)
-            places = [places[i] for i in going_on]
+            places = left
             if places and batch is not None:
                 last = [[results[place].ids[-1]] for place in places]
                 logits = batch.forward(torch.tensor(last, device=model.device))

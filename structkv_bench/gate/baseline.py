@@ -21,11 +21,11 @@ from structkv_bench.store import Row, read_cells
 
 SCHEMA = 1
 """Of the baseline file; another one's file is refused."""
-MADE_BY = ("git", "versions", "platform", "cpus", "device")
+MADE_BY = ("git", "versions", "cuda", "platform", "cpus", "device", "numerics")
 """What a baseline tells of the sessions behind it."""
 KEPT = (
     *("sample", "status", "prompt_sha256", "score", "extra_scores", "tie_margin"),
-    *("kept_entries", "kv_bytes", "prefill_pct", "prefill_s", "decode_s"),
+    *("kept_entries", "kv_bytes", "prefill_pct", "prefill_s", "decode_s", "decode_rows"),
 )
 """Of a row; and the hash of its generated ids."""
 

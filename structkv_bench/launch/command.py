@@ -31,8 +31,9 @@ def status(
 def work(
     plan_file: Annotated[str, typer.Argument(metavar="PLAN", help="A file of RESULTS/shards.")],
     shard: Annotated[int, typer.Argument(help="Its number, from 0.")],
+    processes: Annotated[int, typer.Option(help="How many share the memory, this one included.", min=1)] = 1,
 ) -> None:
     """Do one shard of a run, as scripts/slurm_array.sbatch does."""
     from structkv_bench.launch.worker import work as do
 
-    raise typer.Exit(1 if do(plan_file, shard) else 0)
+    raise typer.Exit(1 if do(plan_file, shard, processes) else 0)

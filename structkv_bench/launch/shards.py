@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from structkv_bench import bounds
 from structkv_bench.errors import UserError
 from structkv_bench.paths import write_whole
 
@@ -100,7 +101,7 @@ def shard_count(work: Sequence[float], seconds: float, speed: float) -> int:
 
 
 def make_plan(shards: Sequence[Sequence[Job]], overrides: Sequence[str], results_dir: Path) -> Plan:
-    """The plan of these shards, on disk.
+    """The plan of these shards, on disk. Bounds are not in its name: shards that wait get the latest ones.
 
     Raises:
         UserError: it can't be written.
@@ -108,11 +109,16 @@ def make_plan(shards: Sequence[Sequence[Job]], overrides: Sequence[str], results
     own = [text for text in overrides if text.partition("=")[0].partition(".")[0] != "launcher"]
     pieces = [list(_pieces(jobs)) for jobs in shards]
     content = {"overrides": own, "shards": [[asdict(piece) for piece in shard] for shard in pieces]}
-    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-    name = hashlib.sha256(text.encode()).hexdigest()[:8]
+    text = _text(content)
+    lasting = [setting for setting in own if setting.partition("=")[0] not in bounds.SETTINGS]
+    name = hashlib.sha256(_text(content | {"overrides": lasting}).encode()).hexdigest()[:8]
     file = results_dir.absolute() / FOLDER / f"{name}.json"
     write_whole(file, text)
     return Plan(file, own, pieces)
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def read_plan(file: Path) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -49,7 +50,9 @@ def run(setups: Sequence[Setup], overrides: Sequence[str]) -> int | None:
     work = prepare(groups, store)
     cost = costs(work.asked)
     if isinstance(launcher, SlurmLauncher):
-        _check_time(max(cost) / launcher.flops, launcher)
+        together = setups[0].bounds.decode_batch
+        longest = max(sum(cost[first : first + together]) for first in range(len(cost)))
+        _check_time(longest / launcher.flops, launcher)
         count = launcher.shards or shard_count(cost, 60 * launcher.minutes, launcher.flops)
     else:
         count = launcher.processes if isinstance(launcher, LocalLauncher) else 1
@@ -69,7 +72,7 @@ def _check_time(longest: float, launcher: SlurmLauncher) -> None:
     room = 60 * launcher.time_limit - launcher.notice
     if longest > room:
         raise UserError(
-            f"launcher.time_limit={launcher.time_limit}: the longest sample is estimated at {longest:.0f} s, "
+            f"launcher.time_limit={launcher.time_limit}: the longest batch is estimated at {longest:.0f} s, "
             f"and {room} s are left before the notice; raise it, or launcher.tflops if a task does more than "
             f"{launcher.flops / 1e12:g}"
         )
@@ -88,7 +91,7 @@ def _local(the_plan: Plan, left: Left) -> int:
         _follow(the_plan, left, POLL_LOCAL, lambda: any(process.poll() is None for process in processes))
     finally:
         for process in processes:
-            process.send_signal(signal.SIGTERM)  # where it still runs: it finishes its sample
+            process.send_signal(signal.SIGTERM)  # where it still runs: it finishes its batch
             process.wait()
     return _outcome(the_plan, left)
 
@@ -101,7 +104,9 @@ def _process(the_plan: Plan, number: int, place: int, processes: int) -> subproc
     own = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cpus // processes)))}
     if devices:
         own["CUDA_VISIBLE_DEVICES"] = devices[place % len(devices)]
+    sharing = math.ceil(processes / max(1, len(devices)))
     command = [sys.executable, "-m", "structkv_bench", "work", str(the_plan.file), str(number)]
+    command += ["--processes", str(sharing)]
     with open(the_plan.folder / f"{number:04d}.log", "ab") as log:
         return subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
 

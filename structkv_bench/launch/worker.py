@@ -8,14 +8,15 @@ import subprocess
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from structkv_bench.config import compose
+from structkv_bench.config import Setup, compose
 from structkv_bench.errors import UserError
 from structkv_bench.launch.claim import Claim, claimed, slurm_job
-from structkv_bench.launch.shards import Piece, Plan, read_plan
+from structkv_bench.launch.shards import Plan, read_plan
 from structkv_bench.plan import plan
 from structkv_bench.store import Store
 
@@ -28,11 +29,16 @@ REQUEUED = 75
 """Exit code: stopped half-way (EX_TEMPFAIL)."""
 
 
-def work(plan_file: str, number: int) -> int:
+def work(plan_file: str, number: int, processes: int = 1) -> int:
     """Do what is left of a shard; how many rows failed.
 
-    A signal ends it after the sample at hand; within Slurm it is then queued again, unless it was cancelled.
+    A signal ends it after the batch at hand; within Slurm it is then queued again, unless it was cancelled.
     What goes wrong is written into the shard's state before it is raised.
+
+    Args:
+        plan_file: of the plan.
+        number: of the shard, from 0.
+        processes: how many of this run share this one's memory, itself included.
 
     Raises:
         UserError: as for a run, or there is no such shard, or another process is at it.
@@ -43,7 +49,7 @@ def work(plan_file: str, number: int) -> int:
         raise UserError(f"shard {number}: {plan_file} has shards 0 to {len(the_plan.shards) - 1}")
     with claimed(the_plan.state_file(number), the_plan.name(number)) as claim, _signals() as caught:
         try:
-            _do(the_plan, number, claim, caught)
+            _do(the_plan, number, processes, claim, caught)
             claim.state.state = "done"
             return claim.state.failed
         except _StoppedError:
@@ -63,12 +69,14 @@ class _StoppedError(Exception):
     """A signal came."""
 
 
-def _do(the_plan: Plan, number: int, claim: Claim, caught: list[int]) -> None:
+def _do(the_plan: Plan, number: int, processes: int, claim: Claim, caught: list[int]) -> None:
     from structkv_bench import runner  # only now: it imports transformers
 
     store = Store(the_plan.results_dir, the_plan.name(number))
     store.check_writable()
-    jobs = _jobs(the_plan, the_plan.shards[number], store)
+    setups = compose(the_plan.overrides)
+    bounds = replace(setups[0].bounds, processes=processes)
+    jobs = _jobs(the_plan, number, setups, store)
     claim.state.of = len(jobs)
     claim.write()
     about = {
@@ -77,22 +85,20 @@ def _do(the_plan: Plan, number: int, claim: Claim, caught: list[int]) -> None:
         "slurm_job": slurm_job(),
     }
     with store.locked({cell.key: cell for job in jobs for cell in job.cells}.values()):
-        for _, failed in runner.execute(jobs, store, about):
+        for _, failed in runner.execute(jobs, store, bounds, about, lambda: bool(caught or claim.lost)):
             claim.state.done += 1
             claim.state.failed += failed
-            if claim.state.done < len(jobs) and (caught or claim.lost):
-                raise _StoppedError
+        if claim.state.done < len(jobs):
+            raise _StoppedError
 
 
-def _jobs(the_plan: Plan, pieces: list[Piece], store: Store) -> list[Job]:
+def _jobs(the_plan: Plan, number: int, setups: list[Setup], store: Store) -> list[Job]:
     """What is left of a shard."""
     from structkv_bench.jobs import available, prepare
 
-    groups = {
-        tuple(cell.folder for cell in group.cells): group for group in plan(compose(the_plan.overrides))
-    }
+    groups = {tuple(cell.folder for cell in group.cells): group for group in plan(setups)}
     jobs: list[Job] = []
-    for piece in pieces:
+    for piece in the_plan.shards[number]:
         group = groups.get(tuple(piece.cells))
         if group is None:
             raise UserError(
@@ -107,7 +113,7 @@ def _jobs(the_plan: Plan, pieces: list[Piece], store: Store) -> list[Job]:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The signals caught so far; the sample at hand is finished first.
+    """The signals caught so far; the batch at hand is finished first.
 
     submitit's own handler would leave in the middle of a sample, takes any task with less than ten minutes
     for one that has timed out, and gives up after a number of requeues, however much each got done.

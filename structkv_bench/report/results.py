@@ -44,7 +44,10 @@ def results(
     failed = sum(cell.failed for cell, _ in lines)
     notes = [f"{failed} failed samples are not in the means; the same run command tries them again"]
     found = [one for _, one in lines] + _average_lines(lines)
-    return found, "; ".join([*(notes if failed else []), *evidence.notes]) or None
+    rows = max((row.get("decode_rows", 0) for cell, _ in lines for row in cell.ok.values()), default=0)
+    batches = [f"decode_s is that of batches of up to {rows} rows, of several samples (decode.batch)"]
+    said = [*(notes if failed else []), *(batches if rows else []), *evidence.notes]
+    return found, "; ".join(said) or None
 
 
 def line(about: Row, rows: Sequence[Row]) -> Line:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.batch import Batch
-from structkv_bench.engine.decode import decode
+from structkv_bench.engine.decode import Ending, decode, decode_batch
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
 from structkv_bench.engine.prefill import _own_attention
@@ -164,3 +164,19 @@ def test_a_question_after_compression_equals_feeding_it_token_by_token(llama: Ti
             logits = batch.forward(torch.tensor([[expected[-1]]]))
     stops = [place for place, token in enumerate(expected) if token in llama.model.stop_ids]
     assert answer.ids == expected[: min(stops, default=6)]
+
+
+def test_each_row_ends_as_it_says_whatever_decodes_beside_it(llama: Tiny) -> None:
+    """Its own least and most tokens and stop ids; rows of other prompts and lengths change nothing."""
+    prompts = [llama.prompt(tokens, seed) for seed, tokens in enumerate((40, 90, 41, 60))]
+    first = [frozenset(llama.generate(ids, Full(), new=1)[0]) for ids in prompts]
+    endings = [Ending(9), Ending(2), Ending(7, first[2], 3), Ending(7, first[3])]
+    rows = [llama.prefill(ids, H2O(budget=16))[0] for ids in prompts]
+    together = decode_batch(llama.model, rows, endings)
+    for ids, ending, row in zip(prompts, endings, together, strict=True):
+        [alone] = decode_batch(llama.model, llama.prefill(ids, H2O(budget=16)), [ending])
+        assert (row.ids, row.forward_passes) == (alone.ids, alone.forward_passes)
+        assert row.tie_margin == pytest.approx(alone.tie_margin, abs=1e-4)
+    assert [len(row.ids) for row in together[:2]] == [9, 2]
+    assert len(together[2].ids) >= 3
+    assert together[3].ids == []
