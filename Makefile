@@ -31,3 +31,4 @@ bench: $(READY)
 	$(BIN)/python scripts/bench.py
 	$(BIN)/python scripts/bench_data.py
 	$(BIN)/python scripts/bench_report.py
+	$(BIN)/python scripts/bench_launch.py

@@ -20,7 +20,7 @@ from structkv_bench.report.printed import Wish, print_table
 from structkv_bench.report.render import Format
 from structkv_bench.report.stored import Stored, load
 
-PRIVATE = {"host", "command", "started"}
+PRIVATE = {"host", "command", "started", "ended"}
 """Of a session: what says nothing of the numbers, or too much of the machine."""
 
 

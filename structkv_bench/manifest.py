@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def write_manifest(results_dir: str | Path, manifest: Manifest) -> None:
     Raises:
         UserError: it can't be written.
     """
-    text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(vars(manifest), ensure_ascii=False, indent=1) + "\n"
     write_whole(_file(results_dir, manifest.experiment), text)
 
 

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from structkv_bench.errors import UserError
 from structkv_bench.paths import expanded, replace_whole
 from structkv_bench.plan import Cell
+from structkv_bench.sessions import note_end
 
 CELL_FILE, ROWS_FILE, LOCK_FILE = "cell.json", "rows.jsonl", ".lock"
 ABOUT = {"key", "names", "config", "sessions"}
@@ -51,10 +52,10 @@ class Store:
             raise UserError(f"results_dir={self.path}: can't be written to ({_reason(error)})") from error
 
     @contextmanager
-    def locked(self, cells: Iterable[Cell]) -> Iterator[None]:
+    def locked(self, cells: Collection[Cell]) -> Iterator[None]:
         """Keep other runs on this machine from adding rows to the same cells; shards may share one.
 
-        A lock never outlives its process.
+        A lock never outlives its process. Before it goes, the session's end is noted.
 
         Raises:
             UserError: another run holds one of them.
@@ -69,7 +70,11 @@ class Store:
                         f"{self.path / cell.folder}: another run is adding rows to it; when that has ended, "
                         "the same command does what is left"
                     ) from error
-            yield
+            try:
+                yield
+            finally:
+                for cell in cells:
+                    self.cell(cell).end()
 
     def cell(self, cell: Cell) -> CellStore:
         """Where the rows of a cell are kept."""
@@ -118,14 +123,20 @@ class CellStore:
         Raises:
             UserError: the folder can't be written to, or its cell.json is damaged.
         """
-        about = self.describe()
+        about, file = self.describe(), self.path / _named(CELL_FILE, self.shard)
         if self.shard:
-            file = self.path / _named(CELL_FILE, self.shard)
             about = _read(file, {"sessions"}) if file.exists() else {"sessions": []}
-            self._write(file, {"sessions": [*about["sessions"], provenance]})
-        else:
-            about["sessions"].append(provenance)
-            self._write(self.path / CELL_FILE, about)
+        note_end(about["sessions"], self._rows_file)
+        about["sessions"].append(provenance)
+        self._write(file, about)
+
+    def end(self) -> None:
+        """Note when the latest session ended; if that can't be done, the next `begin` does it."""
+        file = self.path / _named(CELL_FILE, self.shard)
+        with suppress(UserError):
+            about = _read(file, {"sessions"})
+            if note_end(about["sessions"], self._rows_file):
+                self._write(file, about)
 
     def describe(self) -> Row:
         """The cell.json that there is; where there is none it is written, without a session.
@@ -150,8 +161,7 @@ class CellStore:
         # JSON's own escape for half a surrogate pair, which UTF-8 has no bytes for
         line = text.encode("utf-8", "backslashreplace") + b"\n"
         try:
-            file = self.path / _named(ROWS_FILE, self.shard)
-            fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            fd = os.open(self._rows_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise self._unwritten(error) from error
         try:
@@ -160,6 +170,10 @@ class CellStore:
             raise self._unwritten(error) from error
         finally:
             os.close(fd)
+
+    @property
+    def _rows_file(self) -> Path:
+        return self.path / _named(ROWS_FILE, self.shard)
 
     def _write(self, file: Path, about: Row) -> None:
         try:
@@ -238,16 +252,16 @@ def read_about(file: Path) -> Row:
 
 def _read(file: Path, keys: set[str]) -> Row:
     try:
-        about = json.loads(file.read_bytes())
+        about: Row = json.loads(file.read_bytes())
+        if about.keys() >= keys and about.get("config", True) and isinstance(about["sessions"], list):
+            return about
     except OSError as error:
         raise UserError(f"{file}: can't be read ({_reason(error)})") from error
-    except ValueError:
-        about = None
-    if not isinstance(about, dict) or not about.keys() >= keys or not about.get("config", True):
-        raise UserError(
-            f"{file}: damaged; delete it, and the next run of this cell keeps the rows and writes it anew"
-        )
-    return about
+    except (ValueError, AttributeError):
+        pass  # no JSON, or no object
+    raise UserError(
+        f"{file}: damaged; delete it, and the next run of this cell keeps the rows and writes it anew"
+    )
 
 
 def _named(file: str, shard: str) -> str:

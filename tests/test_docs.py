@@ -28,7 +28,8 @@ COMMANDS = sorted(
 )
 SMALL = {"model": "custom", "model.name": "tiny", "task.lengths": "[1500]", "task.samples": "4"}
 """In place of what a command says, so that it takes a second: a tiny model and short samples."""
-READERS = {"results": "", "table": "table", "figure": "fig", "report": "", "score": "", "status": ""}
+READERS = dict.fromkeys(("results", "report", "score", "status", "provenance"), "")
+READERS |= {"table": "table", "figure": "fig"}
 """Commands that need rows, and how the experiment is called that they name by a number."""
 TASKS = {
     "niah": {"task.haystack": "noise"},

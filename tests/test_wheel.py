@@ -38,6 +38,7 @@ def test_every_source_file_and_config_is_in_it(installed: Path) -> None:
     """A package or a kind of data file that pyproject.toml forgets shows here."""
     package = installed / "structkv_bench"
     places = {"structkv_bench": package, **{name: package / name for name in ("conf", "methods", "tasks")}}
+    places["results/calibration"] = package / "calibrations"
     for top, place in places.items():
         for file in (ROOT / top).rglob("*"):
             if file.is_file() and "__pycache__" not in file.parts:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from structkv_bench.provenance import NO_COMMIT
 from structkv_bench.report.naming import kv_ratio, method_label, task_label
 from structkv_bench.report.stored import Stored
 from structkv_bench.store import Row
@@ -112,16 +113,29 @@ def origins(ledger: Ledger) -> list[Origin]:
 
 
 def _facts(session: Mapping[str, Any]) -> list[tuple[str, str]]:
-    git, versions = session.get("git") or {}, session.get("versions") or {}
-    changed = ", with changes that are not in it" if git.get("dirty") else ""
-    commit = f"{git['commit']}{changed}" if git.get("commit") else "not run from a checkout"
-    machine = [("device", session.get("device")), ("CPUs", session.get("cpus"))]
-    told = [*machine, ("platform", session.get("platform"))]
-    return [
-        ("commit", commit),
-        ("versions", ", ".join(f"{name} {number}" for name, number in versions.items() if number)),
-        *((name, str(value)) for name, value in told if value is not None),
-    ]
+    git = session.get("git") or {}
+    changed = f", with changes that are not in it{_diff(git)}" if git.get("dirty") else ""
+    told = {
+        "commit": f"{git['commit']}{changed}" if git.get("commit") else NO_COMMIT,
+        "versions": _listed(session.get("versions")) or "",
+        "CUDA": _listed(session.get("cuda")),
+        "device": session.get("device"),
+        "CPUs": session.get("cpus"),
+        "platform": session.get("platform"),
+        "numerics": _listed(session.get("numerics")),
+    }
+    return [(name, str(value)) for name, value in told.items() if value is not None]
+
+
+def _diff(git: Mapping[str, Any]) -> str:
+    return f" ({git['diff']})" if git.get("diff") else ""
+
+
+def _listed(facts: Mapping[str, Any] | None) -> str | None:
+    """Names and values in a line."""
+    return (
+        ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None) if facts else None
+    )
 
 
 def hashes(ledger: Ledger) -> list[tuple[str, str, str]]:
@@ -130,9 +144,11 @@ def hashes(ledger: Ledger) -> list[tuple[str, str, str]]:
     for cell in ledger.cells.values():
         names = cell.about["names"]
         for session in cell.about.get("sessions", ()):
-            for of, what in (("model", "model"), ("task", "sources")):
-                for part, value in (session.get(what) or {}).items():
-                    found[str(names[of]), _shown(part), str(value)] = None
+            model = {**(session.get("model") or {}), "chat template": session.get("template")}
+            for of, its in (("model", model), ("task", session.get("sources") or {})):
+                for part, value in its.items():
+                    if value is not None:
+                        found[str(names[of]), _shown(part), str(value)] = None
     return sorted(found)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -25,12 +26,12 @@ import pytest
 
 from structkv_bench.cli import main
 from structkv_bench.launch import start as launch
-from structkv_bench.store import read_rows
 from tests.slurm.cluster import cluster, why_not
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURED = {"prefill_s", "prefill_parts_s", "decode_s"}
+MEASURED = re.compile(rb'"(?:prefill_s|decode_s)": [-+.\deE]+, |"prefill_parts_s": {[^{}]*}, ')
+Rows = dict[str, dict[str, bytes]]
 SLURM = ["launcher=slurm", "launcher.gpus=0", "launcher.cpus=1"]
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
@@ -68,20 +69,21 @@ def on_slurm(model: Path, results: Path, shards: int, *more: str) -> list[str]:
     return arguments(model, results, *SLURM, f"launcher.shards={shards}", *more)
 
 
-def rows(results: Path) -> str:
-    """All rows merged, as bytes would be, without what is measured."""
-    merged = {
-        folder.name: sorted(
-            json.dumps({key: value for key, value in row.items() if key not in MEASURED}, sort_keys=True)
-            for row in read_rows(folder)[0].values()
-        )
-        for folder in sorted(results.glob("tiny*"))
-    }
-    return json.dumps(merged, indent=1)
+def rows(results: Path) -> Rows:
+    """The lines on disk by cell and sample, each there once, without what is measured."""
+    merged: Rows = {}
+    for file in sorted(results.glob("tiny*/rows*.jsonl")):
+        for line in file.read_bytes().splitlines():
+            its = merged.setdefault(file.parent.name, {})
+            sample = json.loads(line)["sample"]
+            assert sample not in its
+            its[sample], count = MEASURED.subn(b"", line)
+            assert count == 3
+    return merged
 
 
 @pytest.fixture(scope="module")
-def expected(slurm: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def expected(slurm: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Rows of an undisturbed run in this process."""
     results = tmp_path_factory.mktemp("local")
     assert main(arguments(model, results)) == 0
@@ -128,7 +130,7 @@ def status(results: Path, capsys: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def timed_out(slurm: None, expected: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def timed_out(slurm: None, expected: Rows, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of a job that needs more than its minute; it has that while the other tests go on."""
     results = tmp_path_factory.mktemp("timed_out")
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +141,7 @@ def timed_out(slurm: None, expected: str, model: Path, tmp_path_factory: pytest.
 
 
 def test_whatever_happens_to_tasks_of_an_array(
-    timed_out: Path, expected: str, model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    timed_out: Path, expected: Rows, model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four shards one is killed (as for want of memory), one cancelled, one preempted, one left alone."""
     monkeypatch.setenv("SLOW_S", "1")
@@ -192,7 +194,7 @@ def test_a_shard_that_dies_leaves_its_traceback(
 
 
 def test_the_plain_sbatch_script_does_the_same_shards(
-    timed_out: Path, expected: str, model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    timed_out: Path, expected: Rows, model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     capsys.readouterr()
@@ -218,7 +220,7 @@ def test_what_slurm_refuses_is_one_line_in_its_own_words(
     assert "invalid partition specified: nowhere" in err
 
 
-def test_a_task_that_times_out_goes_on_by_itself(timed_out: Path, expected: str, capsys: Any) -> None:
+def test_a_task_that_times_out_goes_on_by_itself(timed_out: Path, expected: Rows, capsys: Any) -> None:
     """A sample took four seconds, the job had one minute; it was told to stop and came back."""
     wait_for(lambda: states(timed_out)[0]["state"] == "done", "the end")
     [log] = timed_out.glob("shards/*/*_log.err")
