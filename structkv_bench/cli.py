@@ -13,6 +13,7 @@ import typer
 
 from structkv_bench import tracking
 from structkv_bench.bench.command import bench
+from structkv_bench.calibrate.command import calibrate
 from structkv_bench.errors import UserError, one_line
 from structkv_bench.gate.command import ToWandb, regress
 from structkv_bench.launch.command import status, work
@@ -182,9 +183,35 @@ app.command()(table)
 app.command()(figure)
 app.command()(report)
 app.command()(bench)
+app.command()(calibrate)
 app.command()(regress)
 app.command()(status)
 app.command(hidden=True)(work)
+
+
+@app.command()
+def provenance(
+    run: Annotated[Path, typer.Argument(help="Results folder, or the folder of one of its cells.")],
+    rerun: Annotated[
+        bool, typer.Option("--rerun", help="Print the commands that make the cells again.")
+    ] = False,
+    into: Annotated[str, typer.Option(help="Where these put their results.")] = "results/rerun",
+) -> None:
+    """Print what made the rows of a run: settings, code, versions, machine, hashes and times."""
+    from structkv_bench import origin
+
+    cells = origin.read_run(run)
+    if not rerun:
+        print(origin.as_text(cells))
+        return
+    from structkv_bench.rerun import again, cautions
+
+    found = again(cells, into)
+    for line in (*cautions(cells), *found.refused):
+        print(line, file=sys.stderr)
+    for command in found.commands:
+        print(command)
+    raise typer.Exit(1 if found.refused else 0)
 
 
 @app.command()

@@ -8,7 +8,6 @@ Rules protected here:
 """
 
 import errno
-import json
 import os
 import resource
 import signal
@@ -25,7 +24,6 @@ from structkv_bench.config import compose
 from structkv_bench.errors import UserError
 from structkv_bench.locks import is_held
 from structkv_bench.plan import plan
-from structkv_bench.provenance import provenance, source
 from structkv_bench.store import CellStore, Store, lock_place, read_about, read_cells
 
 CELL = plan(compose(["method=snapkv", "task.lengths=[64]"]))[0].cells[0]
@@ -252,25 +250,6 @@ def test_no_results_says_which_command_makes_them(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="structkv-bench run"):
         list(read_cells(tmp_path / folder))
-
-
-def test_provenance_is_plain_json_and_says_what_ran():
-    about = provenance("cpu")
-    assert json.loads(json.dumps(about, allow_nan=False)) == about
-    assert about["versions"]["torch"]
-    assert about["started"].endswith("+00:00")
-    assert about["device"]
-
-
-def test_a_repository_around_an_installed_copy_is_not_taken_for_the_source(tmp_path, monkeypatch):
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    package = tmp_path / "site-packages" / "structkv_bench"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    monkeypatch.setattr("structkv_bench.__file__", str(package / "__init__.py"))
-    assert source() is None
-    monkeypatch.setattr("structkv_bench.__file__", str(tmp_path / "structkv_bench" / "__init__.py"))
-    assert source() == {"commit": None, "dirty": True}
 
 
 def shard(tmp_path, name) -> CellStore:

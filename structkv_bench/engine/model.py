@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import torch
@@ -56,8 +57,10 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the architecture and of a sample of every weight."""
-        digest = hashlib.sha256(self._module.config.to_json_string().encode())
+        """Hash of the architecture and of a sample of every weight; the version of transformers left out."""
+        config = self._module.config.to_diff_dict()
+        config.pop("transformers_version", None)
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
         for name, weight in self._module.named_parameters():
             digest.update(name.encode())
             digest.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())

@@ -1,0 +1,1 @@
+"""Calibrations that `structkv-bench calibrate` wrote; a package, so that a wheel has them."""

@@ -1,0 +1,1 @@
+"""What some methods measure once per model: the texts, the file that holds it, and the command."""
