@@ -46,7 +46,7 @@ class CompressKV(Calibrated):
     """w"""
     pooling: str = "avg"
     kernel: int = 5
-    heads: int = 4
+    retrieval_heads: int = 4
     """Semantic retrieval heads of a layer that choose."""
     floor: int = 32
     """B, entries that every layer has; where C is below 2 B, half of C."""
@@ -55,15 +55,15 @@ class CompressKV(Calibrated):
 
     name: ClassVar[str] = "compresskv"
     texts: ClassVar[type[Any]] = Needles
-    measured_with: ClassVar[tuple[str, ...]] = ("window", "pooling", "kernel", "heads", "floor")
+    measured_with: ClassVar[tuple[str, ...]] = ("window", "pooling", "kernel", "retrieval_heads", "floor")
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
         check_window(self.window, self.kernel)
         check_choice("pooling", self.pooling, POOLINGS)
-        if self.heads < 1:
-            raise UserError(f"heads={self.heads}: give at least 1")
+        if self.retrieval_heads < 1:
+            raise UserError(f"retrieval_heads={self.retrieval_heads}: give at least 1")
         if self.floor <= self.window:
             raise UserError(f"floor={self.floor}: give more than the window's {self.window} entries")
         if not self.cap >= 1:
@@ -76,7 +76,7 @@ class CompressKV(Calibrated):
             UserError: no calibration, or one of another model; a budget not above the window.
         """
         orders = self.learned(layers)["heads"]
-        chosen = [order[: self.heads] for order in orders]
+        chosen = [order[: self.retrieval_heads] for order in orders]
         return _CompressKVCompressor(self, chosen, self.layer_entries(prompt_tokens, layers))
 
     def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
@@ -133,7 +133,7 @@ class CompressKV(Calibrated):
         found = []
         for run in runs:
             if run.answer:
-                error = _LayerErrors(self, model, run, [order[: self.heads] for order in orders])
+                error = _LayerErrors(self, model, run, [order[: self.retrieval_heads] for order in orders])
                 watch(model, [*run.ids, *run.answer], error)
                 found.append(torch.tensor(error.errors) / sum(error.errors))
         mean = torch.stack(found).mean(0)

@@ -110,7 +110,7 @@ def test_the_head_that_looks_at_the_needle_ranks_first(monkeypatch: pytest.Monke
     projection = SimpleNamespace(self_attn=SimpleNamespace(o_proj=SimpleNamespace(weight=torch.eye(48))))
     model: Any = SimpleNamespace(layers=[projection] * 3)
     texts: Any = SimpleNamespace(runs=lambda _: iter([good, failed]), above_recall=0.5)
-    found = CompressKV(heads=1).measure(model, texts)
+    found = CompressKV(retrieval_heads=1).measure(model, texts)
     assert [order[0] for order in found.values["heads"]] == finders
     assert all(sorted(order) == [*range(6)] for order in found.values["heads"])
     assert all(mass[finder] > 0.99 for mass, finder in zip(found.values["needle_mass"], finders, strict=True))
@@ -182,7 +182,7 @@ def test_a_budget_that_no_layer_can_meet_is_refused(method: CompressKV, says: st
         calibrated(method).compressor(100, 4)
 
 
-@pytest.mark.parametrize("wrong", [{"heads": 0}, {"floor": 8}, {"cap": 0.5}, {"pooling": "mean"}])
+@pytest.mark.parametrize("wrong", [{"retrieval_heads": 0}, {"floor": 8}, {"cap": 0.5}, {"pooling": "mean"}])
 def test_a_setting_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         CompressKV(**wrong)
