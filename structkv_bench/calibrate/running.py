@@ -27,11 +27,11 @@ class RunningText:
     queries: int = 64
     """Tokens after it, whose attention is compared."""
     samples: int = 4
-    ladder: list[int] = field(default_factory=lambda: [16, 8, 4, 2, 1])
+    ladder: list[int] = field(default_factory=lambda: [32, 16, 8, 4, 2, 1])
     """Windows to choose from: the prompt's length divided by these; the last one is the whole."""
     sinks: list[int] = field(default_factory=lambda: [0, 4])
     """First tokens that every window has beside its last ones, each value measured by itself."""
-    ratios: list[float] = field(default_factory=lambda: [0.1, 0.2, 0.3, 0.5])
+    ratios: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.2, 0.3, 0.5])
     """Shares of all entries; for each, the highest fidelity that takes no more is sought."""
     steps: int = 7
     """Bisections for each of them."""
