@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from structkv_bench.engine.column_sums import Attending, query_weights
+from structkv_bench.engine.attending import Attending, query_weights
 
 BLOCK = 64
 """Queries, and keys, of a tile; not tuned."""

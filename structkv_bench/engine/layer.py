@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structkv_bench.engine.attending import Attending
 from structkv_bench.engine.attention import Projected
 from structkv_bench.engine.clock import now
-from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK, Attending, column_sums
+from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK, column_sums
 
 
 @dataclass

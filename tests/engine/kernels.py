@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from structkv_bench.engine.column_sums import Attending
+from structkv_bench.engine.attending import Attending
 
 EXACT = 1e-5
 """What the order of additions may change."""

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from structkv_bench.engine import column_sums
-from structkv_bench.engine.column_sums import Attending, in_blocks
+from structkv_bench.engine.attending import Attending
+from structkv_bench.engine.column_sums import in_blocks
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.race import Race
 from tests.engine.kernels import CASES, EXACT

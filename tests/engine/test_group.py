@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from structkv_bench.engine.attending import Attending
 from structkv_bench.engine.batch import Batch
 from structkv_bench.engine.cache import LayerCache
-from structkv_bench.engine.column_sums import Attending
 from structkv_bench.engine.decode import decode
 from structkv_bench.engine.method import Compressor
 from structkv_bench.engine.prefill import PARTS, Prefilled, prefill

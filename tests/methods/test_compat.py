@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from structkv_bench.config import compose
-from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK, Attending
+from structkv_bench.engine.attending import Attending
+from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK
 from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Method
 from structkv_bench.errors import UserError
