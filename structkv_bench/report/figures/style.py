@@ -21,6 +21,8 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE, GREY, DARK = (
 )  # fmt: skip
 """Okabe and Ito's colours, which people with any kind of colour vision tell apart, but for yellow, which
 is too pale for a line; and two greys."""
+WINE, INDIGO, OLIVE, TEAL, ROSE = "#882255", "#332288", "#999933", "#44AA99", "#AA4499"
+"""Of Paul Tol's muted colours, for the same eyes, those that stand off from the others."""
 
 Dash = tuple[float, ...]
 SOLID: Dash = ()
@@ -51,13 +53,18 @@ METHODS = {
     "streaming_llm": Look(GREY, "v", (6, 2)),
     "snapkv": Look(SKY, "^", (4, 1.5)),
     "h2o": Look(ORANGE, "X", (6, 1.5, 1, 1.5)),
+    "pyramidkv": Look(WINE, "<", (3, 1)),
+    "adakv": Look(INDIGO, ">", (5, 1, 1, 1)),
+    "compresskv": Look(OLIVE, "p", (7, 1.5, 2, 1.5)),
+    "sgdkv": Look(TEAL, "h", (2, 2)),
+    "headwisekv": Look(ROSE, "d", (3, 1, 1, 1)),
     "pyramidinfer": Look(PURPLE, "P", (2, 1)),
     "gemfilter": Look(GREEN, "D", (4, 1, 1, 1, 1, 1)),
     "fastkv": Look(BLUE, "s", (8, 2)),
     "structkv": Look(VERMILLION, "o", SOLID),
 }
 """A method looks the same in every figure."""
-OTHERS = ("<", ">", "p", "h", "d", "8", "H")
+OTHERS = ("8", "H", "*", "<", ">", "p", "h", "d")
 """Markers of methods that are not ours, and of further settings of one that is."""
 
 SEQUENCE = (
