@@ -115,7 +115,10 @@ def _calibration(values: dict[str, Any]) -> Calibration:
 
 def test_each_ratio_gets_the_highest_tau_that_needs_no_more(llama: Tiny) -> None:
     """Bisected on own text: rising tau, shares within the ratios, the paper's fidelities beside them."""
-    texts = RunningText(length=128, queries=16, samples=2, ratios=[0.2, 0.6], steps=4, sinks=[0])
+    ladder = [16, 8, 4, 2, 1]
+    texts = RunningText(
+        length=128, queries=16, samples=2, ladder=ladder, ratios=[0.2, 0.6], steps=4, sinks=[0]
+    )
     found = HeadWiseKV().measure(llama.model, texts)
     rows = found.values["windows"]["0"]
     assert [row["tau"] for row in rows] == sorted({row["tau"] for row in rows})
@@ -124,9 +127,9 @@ def test_each_ratio_gets_the_highest_tau_that_needs_no_more(llama: Tiny) -> None
     assert all(sum(row["share"] <= ratio for row in rows) >= 1 for ratio in (0.2, 0.6))
     prompts = Prompts.of(llama.model, found.prompts, 128)
     for row in rows:
-        rungs = SeqCalib(prompts, entries_of([16, 8, 4, 2, 1], 128, 0), 0, row["tau"]).run(llama.model)
+        rungs = SeqCalib(prompts, entries_of(ladder, 128, 0), 0, row["tau"]).run(llama.model)
         assert _digits(rungs) == row["rungs"]
-        kept = [128 // [16, 8, 4, 2, 1][rung] for layer in rungs for rung in layer]
+        kept = [128 // ladder[rung] for layer in rungs for rung in layer]
         assert row["share"] == pytest.approx(sum(kept) / len(kept) / 128, abs=1e-4)
 
 
