@@ -26,7 +26,8 @@ def head_budgets(scores: Tensor, entries: int, alpha: float, normalize: bool) ->
     """
     heads, tokens = scores.shape
     if normalize:
-        scores = scores * (scores.topk(entries).values.sum(1, keepdim=True) / scores.sum(1, keepdim=True))
+        whole = scores.sum(1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)  # of a head without any
+        scores = scores * (scores.topk(entries).values.sum(1, keepdim=True) / whole)
     [together] = best(scores.flatten()[None], heads * entries)
     counts = torch.bincount(together // tokens, minlength=heads).tolist()
     return [round(count * (1 - alpha) + int(entries * alpha)) for count in counts]

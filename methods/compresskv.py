@@ -123,6 +123,8 @@ class CompressKV(Calibrated):
             watch(model, [*run.ids, *run.answer], needle)
             masses.append(torch.stack(needle.mass))
         mass = torch.cat(masses, dim=-1).mean(-1)  # [layers, heads], over all counted tokens
+        if not mass.sum() > 0:
+            raise UserError("no head attends to a needle: is each within the model's sliding window?")
         orders = mass.sort(dim=-1, descending=True, stable=True).indices.tolist()
         errors = self._errors(model, runs, orders)
         rounded = [[round(one, 5) for one in layer] for layer in mass.tolist()]

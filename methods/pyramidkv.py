@@ -27,7 +27,7 @@ def layer_budgets(
         layers: L
         beta: how steep.
     """
-    if tokens < entries:
+    if tokens <= entries:
         return [tokens] * layers
     if reading == "pyramidkv_kvpress":
         return _in_fractions(entries, window, tokens, layers, beta)

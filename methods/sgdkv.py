@@ -134,6 +134,8 @@ class SGDKV(Calibrated):
             found.append(torch.stack(lookup.scores))
         heads = torch.stack(found).mean(0)  # I_h: [layers, heads]
         groups = heads.reshape(len(heads), model.shape.kv_heads, -1).amax(-1)
+        if not groups.sum() > 0:
+            raise UserError("no head attends to a keyword: is each within the model's sliding window?")
         scores = [[round(one, 6) for one in layer] for layer in (groups / groups.sum()).tolist()]
         return Measured({"scores": scores}, [run.ids + run.answer for run in runs], len(valid))
 

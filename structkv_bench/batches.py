@@ -25,6 +25,10 @@ from structkv_bench.task import Sample
 
 OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "can't allocate memory")
 """At the end of tracebacks: of torch on a GPU, of Python, of torch on a CPU."""
+OWN = {"sample", "status", "prompt_tokens", "truncated_tokens", "prompt_sha256", "references", "fields",
+       "error", "generated_ids", "prediction", "score", "extra_scores", "tie_margin", "decode_s",
+       "decode_rows"}  # fmt: skip
+"""Of a row, beside what a prefill measures; no method may say these of itself."""
 
 
 @dataclass(frozen=True)
@@ -159,23 +163,35 @@ def _facts(model: Model, result: Prefilled) -> dict[str, Any]:
     facts: dict[str, Any] = {"prefill_s": round(result.seconds, 4)}
     if result.error is not None:
         return facts
-    try:
-        own = result.compressor.facts()
-        json.dumps(own, allow_nan=False)  # what a plug-in reports must be plain numbers and text
-    except Exception:
-        result.error = traceback.format_exc()
-        return facts
     tokens = result.prompt_tokens
-    return {
-        **facts,
+    measured = facts | {
         "kept_entries": result.cache.entries(),
         "kv_bytes": result.cache.bytes(),
         "kv_bytes_full": model.shape.kv_bytes([tokens] * model.shape.layers),
         "prefill_pct": round(100 * result.prefill_share, 4),
         "prefill_parts_s": {part: round(seconds, 5) for part, seconds in result.parts.items()},
         "fidelity": result.fidelity,
-        **own,
     }
+    try:
+        own = _plain(result.compressor.facts())
+        if taken := own.keys() & (measured.keys() | OWN):
+            raise ValueError(f"facts() may not say {', '.join(sorted(taken))}: a row has that already")
+    except Exception:
+        result.error = traceback.format_exc()
+        return facts
+    return measured | own
+
+
+def _plain(reported: dict[str, Any]) -> dict[str, Any]:
+    """What a plug-in reports, which must be plain numbers and text.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    plain = json.loads(json.dumps(reported, allow_nan=False, sort_keys=True))
+    if not isinstance(plain, dict):
+        raise TypeError(f"names and values are wanted, not {reported!r}")
+    return plain
 
 
 def _row(
@@ -188,11 +204,12 @@ def _row(
         return row | {"status": "failed", "error": filled.rows[place].error}
     prediction = model.prompts.decode(answer.ids)
     try:
-        scores = {
-            "score": cell.task.score(cell.subtask, sample, prediction),
-            "extra_scores": cell.task.extra_scores(cell.subtask, sample, prediction),
-        }
-        json.dumps(scores, allow_nan=False)
+        scores = _plain(
+            {
+                "score": cell.task.score(cell.subtask, sample, prediction),
+                "extra_scores": cell.task.extra_scores(cell.subtask, sample, prediction),
+            }
+        )
     except Exception:
         return row | {"status": "failed", "error": traceback.format_exc()}
     measured = {

@@ -123,8 +123,8 @@ def _cell_page(cell: Cell, tokens: int, shape: ModelShape, device: Device) -> st
     lines = [
         f"--- method {cell.method_name}, cell {cell.key}",
         yaml.safe_dump(cell.config, sort_keys=False, allow_unicode=True).rstrip(),
-        f"entries kept per stored head, at most: {by_layer(kept)}",
-        f"tokens processed, at most:             {by_layer(processed)}",
+        f"entries kept per stored head, mean:    {by_layer(kept)}",
+        f"tokens processed, at most:            {by_layer(processed)}",
         *cell_lines(cell, tokens, shape, device),
     ]
     return "\n".join(lines)

@@ -196,7 +196,9 @@ def test_time_is_judged_as_a_share_of_the_full_caches(before: Path, after: Path,
     assert verdict(capsys, before, after, "--tolerance", "slower=5") == (0, {})
     edit(after, "h2o", lambda row: row.update(decode_s=9 * row["decode_s"], decode_rows=80))
     edit(after, "h2o", lambda row: row.update(prefill_s=row["prefill_s"] / 4))
-    assert verdict(capsys, before, after) == (0, {})  # its decode was another batch's
+    assert verdict(capsys, before, after) == (0, {})  # its decode was another batch's than full's
+    edit(after, "full", lambda row: row.update(decode_rows=80))
+    assert verdict(capsys, before, after) == (0, {})  # and that of both another one's than before
     baseline = Path(shutil.copytree(before, after / "baseline"))
     for folder in (*baseline.glob("tiny.full.*"), *after.glob("tiny.full.*")):
         shutil.rmtree(folder)

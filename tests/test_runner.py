@@ -360,11 +360,19 @@ class _Breaks(Compressor):
         if self.where == "step":
             self._fail()
 
-    def facts(self) -> dict[str, Any]:
-        return {"found": float("nan") if self.where == "facts" else 1.0}
+    def facts(self) -> Any:
+        return FACTS.get(self.where, {"found": 1.0})
 
 
-@pytest.mark.parametrize("where", ["step", "attention", "shape", "facts"])
+FACTS = {
+    "facts": {"found": float("nan")},
+    "a row's own name": {"error": 5},
+    "names of two kinds": {1: 2, "b": 3},
+    "no names": [1],
+}
+
+
+@pytest.mark.parametrize("where", ["step", "attention", "shape", *FACTS])
 def test_a_fault_anywhere_in_a_method_fails_its_own_rows_alone(
     model_folder: Path, tmp_path: Path, where: str
 ) -> None:
@@ -375,8 +383,9 @@ def test_a_fault_anywhere_in_a_method_fails_its_own_rows_alone(
     group = [cells[0], replace(cells[0], method=Breaks(where=where)), cells[1]]
     [[full, broken, snapkv]] = run_batch(model, [Order(sample, group, [cell.method for cell in group])])
     assert (full["status"], broken["status"], snapkv["status"]) == ("ok", "failed", "ok")
-    expected = "ValueError" if where in ("shape", "facts") else "ZeroDivisionError"
-    assert expected in broken["error"]
+    expected = {"step": "ZeroDivisionError", "attention": "ZeroDivisionError",
+                "names of two kinds": "TypeError", "no names": "TypeError"}  # fmt: skip
+    assert expected.get(where, "ValueError") in broken["error"]
     for row, cell in ((full, cells[0]), (snapkv, cells[1])):
         [[alone]] = run_batch(model, [Order(sample, [cell], [cell.method])])
         assert row["generated_ids"] == alone["generated_ids"]

@@ -48,7 +48,9 @@ class Calibration(str):
 
     def text(self) -> str:
         """The file: the same bytes for the same content, a line for each row of numbers."""
-        indented = json.dumps(self.content | {"sha256": str(self)}, indent=1, ensure_ascii=False)
+        indented = json.dumps(
+            self.content | {"sha256": str(self)}, indent=1, ensure_ascii=False, allow_nan=False
+        )
         rows = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()), indented)
         return rows + "\n"
 

@@ -149,12 +149,12 @@ def _pair(cell: Cell, other: Cell, full_before: dict[str, Row], full_after: dict
     shares: dict[str, list[Share]] = {}
     for a, b in rows:
         x, y = full_before.get(a["sample"], {}), full_after.get(a["sample"], {})
-        for name in SECONDS if _decoded_alike(a, x) and _decoded_alike(b, y) else SECONDS[:1]:
+        for name in SECONDS if _decoded_alike(a, x, b, y) else SECONDS[:1]:
             if x.get(name) and y.get(name):
                 shares.setdefault(name, []).append(Share(a[name] / x[name], b[name] / y[name], y[name]))
     return Pair(cell, rows, failed, shares)
 
 
-def _decoded_alike(row: Row, full: Row) -> bool:
-    """Whether both are of one decode batch: the seconds of a larger one are no measure of the other's."""
-    return bool(row.get("decode_rows") == full.get("decode_rows"))
+def _decoded_alike(*rows: Row) -> bool:
+    """Whether all are of decode batches of one size: the seconds of a larger one are no measure of others."""
+    return len({row.get("decode_rows") for row in rows}) == 1

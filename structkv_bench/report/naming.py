@@ -13,9 +13,14 @@ OWN_COLUMN = frozenset({"kv_ratio", "_target_"})
 
 
 def method_label(about: Row, without: Collection[str] = ()) -> str:
-    """The method and its settings that differ from conf/method/; KV ratio, target and `without` left out."""
-    name = about["names"]["method"]
-    return _named("method", name, about["config"]["method"], name, without)
+    """The method and its settings that differ from conf/method/; KV ratio, target and `without` left out.
+
+    What was calibrated is named by its calibration: another one is another method.
+    """
+    name, settings = about["names"]["method"], about["config"]["method"]
+    label = _named("method", name, settings, name, without)
+    calibration = settings.get("calibration_sha256")
+    return f"{label} calibration={calibration[:6]}" if calibration else label
 
 
 def task_label(about: Row) -> str:
@@ -25,9 +30,9 @@ def task_label(about: Row) -> str:
 
 
 def kv_ratio(about: Row) -> float | None:
-    """The nominal share of the KV cache; None: the method has none, or a fixed number of entries."""
+    """The nominal share of the KV cache; None: the method has none, a number of entries, or a fidelity."""
     method = about["config"]["method"]
-    return None if method.get("budget") else method.get("kv_ratio")
+    return None if method.get("budget") or method.get("tau") else method.get("kv_ratio")
 
 
 def default_of(about: Row, setting: str) -> Any:

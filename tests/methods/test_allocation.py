@@ -88,6 +88,22 @@ def test_heads_share_a_layer_s_budget(
     assert max(budgets) <= 20
 
 
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_prompt_below_the_window_is_kept_whole(llama: Tiny, reading: str) -> None:
+    """Where the budget is all of so short a prompt there is no room for a slope, and none is needed."""
+    [row] = llama.prefill(llama.prompt(3), SnapKV(kv_ratio=1.0, allocator=reading))
+    assert row.cache.entries() == [2 * 3] * 4
+
+
+def test_a_head_without_any_score_takes_nothing_by_normalising() -> None:
+    """0 of 0 is no share."""
+    scores = torch.rand(3, 20, generator=torch.Generator().manual_seed(0)) + 0.1
+    scores[1] = 0
+    budgets = head_budgets(scores, 5, alpha=0.2, normalize=True)
+    assert budgets[1] == 1
+    assert sum(budgets) == pytest.approx(15, abs=2)
+
+
 def test_the_head_with_the_better_scores_gets_more() -> None:
     """Two heads, four entries: the first has all of the best ones, the second its floor."""
     scores = torch.tensor([[0.9, 0.8, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1]])
