@@ -190,6 +190,15 @@ def test_what_cannot_be_calibrated_is_one_line(model: list[str], capsys: Any, wr
     assert not list(Path("results").rglob("*.json"))
 
 
+def test_a_calibration_measured_with_other_settings_is_refused() -> None:
+    """CompressKV's layer errors are those of its own choice: another window chooses otherwise."""
+    asked = ["model=smollm2_135m", "method=compresskv"]
+    [as_measured], [other] = compose(asked), compose([*asked, "method.window=16"])
+    as_measured.method.compressor(1000, 30)
+    with pytest.raises(UserError, match=r"measured with window=8; for method\.window=16 make .* --out FILE"):
+        other.method.compressor(1000, 30)
+
+
 def test_two_calibrations_do_not_go_into_one_file(model: list[str], capsys: Any) -> None:
     """Windows are part of what compresskv's errors are measured with; budgets are not."""
     line = refused(capsys, "calibrate", "method=compresskv", "method.window=8,4", *model)

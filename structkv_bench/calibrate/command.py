@@ -69,14 +69,10 @@ def _asked(setups: Sequence[Setup], out: Path | None) -> dict[Path, tuple[ModelS
         if place.is_dir():
             raise UserError(f"{place}: a folder; give a file's name")
         known = asked.setdefault(place, (setup.model, method))
-        if (known[0], type(known[1]), _said(known[1])) != (setup.model, type(method), _said(method)):
+        told = (setup.model, type(method), method.measured_settings())
+        if (known[0], type(known[1]), known[1].measured_settings()) != told:
             raise UserError(f"{place}: is for one calibration; ask for one at a time, each with its --out")
     return asked
-
-
-def _said(method: Calibrated) -> dict[str, Any]:
-    """The settings of a method that its calibration depends on."""
-    return {name: getattr(method, name) for name in method.measured_with}
 
 
 def measured(method: Calibrated, model: Model, name: str, texts: Any) -> Calibration:
@@ -107,7 +103,7 @@ def measured(method: Calibrated, model: Model, name: str, texts: Any) -> Calibra
                 "tokenizer": model.prompts.fingerprint,
                 "layers": model.shape.layers,
             },
-            "settings": {"calibration": asked, "method": _said(method)},
+            "settings": {"calibration": asked, "method": method.measured_settings()},
             "prompts": {"count": len(prompts), "counted": counted, "sha256": digest(prompts)},
             "values": values,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -72,10 +73,26 @@ class Calibrated(Budgeted):
         if self.calibration is not None:
             path, command = expanded(self.calibration), f"{command} --out {quote(self.calibration)}"
         try:
-            found: str = file.read(path, self.name, command)
+            read = file.read(path, self.name, command)
+            self._check_settings(read.content["settings"]["method"], path, command)
+            found: str = read
         except UserError as error:
             found = Missing(error)
         return replace(self, calibration_sha256=found)
+
+    def measured_settings(self) -> dict[str, Any]:
+        """The settings that a calibration depends on."""
+        return {name: getattr(self, name) for name in self.measured_with}
+
+    def _check_settings(self, measured: dict[str, Any], path: Path, command: str) -> None:
+        others = {name: one for name, one in self.measured_settings().items() if measured.get(name) != one}
+        if others:
+            was = ", ".join(f"{name}={measured.get(name)}" for name in others)
+            asked = " ".join(f"method.{name}={one}" for name, one in others.items())
+            raise UserError(
+                f"{path}: was measured with {was}; for {asked} make one with: {command} {asked} --out FILE, "
+                "and give method.calibration=FILE"
+            )
 
     def calibrated(self, model: Model) -> Method:
         """Itself.
