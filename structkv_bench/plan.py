@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class Cell:
     def config(self) -> dict[str, Any]:
         """All that changes a prediction, as plain JSON; names and the extent of the run don't."""
         task = {key: value for key, value in _settings(self.task).items() if key not in EXTENT}
-        model = {key: value for key, value in asdict(self.model).items() if key != "name"}
+        model = {key: value for key, value in _fields(self.model).items() if key != "name"}
         config = {
             "protocol": PROTOCOL,
             "model": model,
@@ -145,8 +145,18 @@ def cells_of(setup: Setup) -> list[Cell]:
 def _settings(settings: Any) -> dict[str, Any]:
     """A dataclass as its class and fields."""
     cls = type(settings)
-    return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **asdict(settings)}
+    return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **_fields(settings)}
+
+
+def _fields(settings: Any) -> dict[str, Any]:
+    """As asdict, but nothing is copied: a plan has thousands of cells, and JSON is made of them at once."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def _canonical(config: dict[str, Any]) -> str:
-    return json.dumps(config, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return json.dumps(config, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

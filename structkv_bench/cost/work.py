@@ -9,7 +9,7 @@ tests/test_cost.py. A model's sliding window is not counted: its attention is ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -195,7 +195,8 @@ def _places(shape: ModelShape, method: Method, tokens: int) -> Iterator[_Place]:
 
 def _units(shape: ModelShape, method: Method, tokens: int) -> Iterator[tuple[Any, int]]:
     """Pieces of a prefill with their FLOPs, under names that are equal where methods share the piece."""
-    settings = {name: value for name, value in asdict(method).items() if name not in ("kv_ratio", "budget")}
+    names = (field.name for field in fields(method) if field.name not in ("kv_ratio", "budget"))
+    settings = [(name, getattr(method, name)) for name in names]
     own, reach = (type(method).__qualname__, repr(settings)), method.reach(tokens)
     queries = method.layer_queries(tokens, shape.layers)
     for number, way in enumerate(method.passes(tokens, shape.layers)):
