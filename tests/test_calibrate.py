@@ -197,6 +197,10 @@ def test_a_calibration_measured_with_other_settings_is_refused() -> None:
     as_measured.method.compressor(1000, 30)
     with pytest.raises(UserError, match=r"measured with window=8; for method\.window=16 make .* --out FILE"):
         other.method.compressor(1000, 30)
+    own = f"method.calibration={ROOT / 'results/calibration/smollm2_135m.compresskv.json'}"
+    [elsewhere] = compose([*asked, "method.window=16", own])
+    with pytest.raises(UserError, match=r"make one with: .* --out \S+compresskv\.json method\.window=16$"):
+        elsewhere.method.compressor(1000, 30)
 
 
 def test_two_calibrations_do_not_go_into_one_file(model: list[str], capsys: Any) -> None:

@@ -21,7 +21,7 @@ from structkv_bench.cli import main
 from structkv_bench.config import compose
 from structkv_bench.cost.published import published
 from structkv_bench.cost.speed import KNOWN, Device, device, probed
-from structkv_bench.cost.work import Cost, cost, group_flops, group_peak_bytes
+from structkv_bench.cost.work import Cost, batch_peak_bytes, cost, group_flops, group_need
 from structkv_bench.engine.batch import Batch
 from structkv_bench.engine.decode import decode
 from structkv_bench.engine.method import Method
@@ -184,7 +184,8 @@ def test_a_groups_peak_is_a_bound_on_the_measured_one_and_near_it(llama: Tiny, n
     methods, ids = [METHODS[name] for name in names], llama.prompt(900)
     with peak_memory(llama.model.device, llama.model.weight_bytes) as measured:
         decode(llama.model, llama.prefill(ids, *methods), 8, min_new_tokens=8)
-    weights, bound = llama.model.weight_bytes, group_peak_bytes(llama.model.shape, methods, 900, 8)
+    shape, weights = llama.model.shape, llama.model.weight_bytes
+    bound = batch_peak_bytes(shape, [group_need(shape, methods, 900)], 8)
     assert 1 <= (bound - weights) / (measured.bytes - weights) < 1.25
 
 

@@ -89,9 +89,9 @@ class Calibrated(Budgeted):
         if others:
             was = ", ".join(f"{name}={measured.get(name)}" for name in others)
             asked = " ".join(f"method.{name}={one}" for name, one in others.items())
+            elsewhere = "" if self.calibration else " --out FILE, and give method.calibration=FILE"
             raise UserError(
-                f"{path}: was measured with {was}; for {asked} make one with: {command} {asked} --out FILE, "
-                "and give method.calibration=FILE"
+                f"{path}: was measured with {was}; for {asked} make one with: {command} {asked}{elsewhere}"
             )
 
     def calibrated(self, model: Model) -> Method:

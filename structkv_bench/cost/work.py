@@ -178,11 +178,6 @@ def batch_peak_bytes(shape: ModelShape, needs: Sequence[Need], new: int) -> int:
     return shape.weight_bytes + kept + beside
 
 
-def group_peak_bytes(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int) -> int:
-    """Peak of a group on one sample, from prefill to the last of `new` tokens."""
-    return batch_peak_bytes(shape, [group_need(shape, methods, tokens)], new)
-
-
 def passes_per_layer(shape: ModelShape, methods: Sequence[Method], tokens: int) -> list[int]:
     """How many different sets of tokens go through each layer for a group that shares all it can."""
     places = {place for method in methods for place in _places(shape, method, tokens)}
