@@ -62,18 +62,34 @@ def nine_cells(scale: Scale) -> Section:
 
 
 def overhead(scale: Scale) -> Section:
-    """What a quickstart run does beside the model, and how long until its first prefill."""
-    small = ["method=full", "task=niah", "task.lengths=[2048]", "task.samples=1", *scale.overrides]
-    short = [watched_run(small) for _ in range(scale.repeats + 1)][1:]  # the first fills the caches
-    quick = ["task.samples=1", "task.lengths=[1024]"] if scale.divisor > 1 else []
-    whole = watched_run(["experiment=quickstart", *scale.overrides, *quick])
+    """What runs do beside the model, phase by phase, and how long until the first prefill."""
+    niah = ["method=full", "task=niah", "task.lengths=[2048]", *scale.overrides]
+    short = [watched_run([*niah, "task.samples=1"]) for _ in range(scale.repeats + 1)][1:]  # one fills caches
+    quickstart = ["experiment=quickstart", *scale.overrides]
+    if scale.divisor > 1:
+        quickstart += ["task.samples=1", "task.lengths=[1024]"]
     return {
         "definition": "overhead: all of the command but the calls of prefill and decode, start and load "
-        "included; once. To the first prefill: from the start of the process, with warm caches",
-        "quickstart_s": round(whole["whole_s"], 1),
-        "in_model_s": round(whole["in_model_s"], 1),
-        "overhead_pct (under 5)": round(100 * (1 - whole["in_model_s"] / whole["whole_s"]), 2),
-        "to_first_prefill_s (under 4)": spread(run["to_first_prefill_s"] for run in short),
+        "included; phases in percent of it; once. To the first prefill: from the start of "
+        "the process, with warm caches",
+        "to_first_prefill_s (under 4)": spread(sum(run["to_first_prefill"].values()) for run in short),
+        "to_first_prefill": shares(short[-1]["to_first_prefill"]),
+        "quickstart (overhead_pct under 5)": shares(watched_run(quickstart)["whole"]),
+        "full on 50 samples of 2,048 tokens": shares(
+            watched_run([*niah, f"task.samples={50 // scale.divisor}"])["whole"]
+        ),
+    }
+
+
+def shares(spent: dict[str, float]) -> Section:
+    """Seconds, and how they divide into phases, the largest first."""
+    whole = sum(spent.values())
+    phases = sorted(spent.items(), key=lambda its: -its[1])
+    overhead = whole - spent.get("prefill", 0) - spent.get("decode", 0)
+    return {
+        "seconds": round(whole, 2),
+        "overhead_pct": round(100 * overhead / whole, 2),
+        "phases_pct": {phase: round(100 * seconds / whole, 3) for phase, seconds in phases},
     }
 
 
@@ -124,13 +140,13 @@ def run_seconds(overrides: str) -> float:
         return seconds([*COMMAND, "run", *shlex.split(overrides), f"results_dir={folder}"])
 
 
-def watched_run(overrides: list[str]) -> dict[str, float]:
+def watched_run(overrides: list[str]) -> dict[str, dict[str, float]]:
     """What bench_overhead.py tells of a run into an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*OVERHEAD, *overrides, f"results_dir={folder}"]
         environment = os.environ | {"BENCH_STARTED": str(time.time())}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 

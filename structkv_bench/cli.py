@@ -20,6 +20,7 @@ from structkv_bench.launch.command import status, work
 from structkv_bench.launch.settings import HERE
 from structkv_bench.report.command import figure, print_results, report, say_results, table
 from structkv_bench.report.render import Format, lines_text
+from structkv_bench.starting import uncollected
 from structkv_bench.tracking import Wandb
 
 if TYPE_CHECKING:
@@ -109,15 +110,16 @@ def run(overrides: Overrides = None, wandb: ToWandb = Wandb.DISABLED) -> None:
 
     An interrupted run goes on where it stopped; failed samples are tried again.
     """
-    from structkv_bench.config import compose
-    from structkv_bench.plan import plan
+    with uncollected():
+        from structkv_bench.config import compose
+        from structkv_bench.plan import plan
 
-    setups = compose(overrides or [])
-    tracking.check(wandb)
-    keys = [cell.key for group in plan(setups) for cell in group.cells]
-    if setups[0].launcher == HERE:
-        from structkv_bench import runner  # only now: it imports transformers
-
+        setups = compose(overrides or [])
+        tracking.check(wandb)
+        keys = [cell.key for group in plan(setups) for cell in group.cells]
+        if is_here := setups[0].launcher == HERE:
+            from structkv_bench import runner  # only now: it imports transformers
+    if is_here:
         failed: int | None = runner.run(setups)
     else:
         from structkv_bench.launch import start as launch
@@ -144,10 +146,11 @@ def show(
     The composed config, one rendered prompt, its tokens, the budget per layer and the estimated work. Of a
     model or texts that are not here the estimates alone.
     """
-    from structkv_bench.config import compose
+    with uncollected():
+        from structkv_bench.config import compose
 
-    setups = compose(overrides or [])
-    from structkv_bench.show import show as pages
+        setups = compose(overrides or [])
+        from structkv_bench.show import show as pages
 
     print(pages(setups, sample, answer, device))
 

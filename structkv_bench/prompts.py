@@ -94,6 +94,6 @@ class TokenizerPrompts:
         ids: set[int] = set()
         for some in (*configured, self.tokenizer.eos_token_id):
             ids.update([some] if isinstance(some, int) else some or [])
-        vocabulary = self.tokenizer.get_vocab()
-        ids.update(vocabulary[token] for token in END_OF_TURN if token in vocabulary)
+        added = self.tokenizer.get_added_vocab()
+        ids.update(added[token] for token in END_OF_TURN if token in added)
         return frozenset(ids)

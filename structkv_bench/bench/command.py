@@ -11,6 +11,7 @@ import typer
 from structkv_bench.errors import UserError
 from structkv_bench.paths import write_whole
 from structkv_bench.report.render import Format
+from structkv_bench.starting import uncollected
 
 
 def bench(
@@ -33,9 +34,10 @@ def bench(
 
     Medians with quartiles, where a prefill's time goes, and the speed-up beside what its FLOPs allow.
     """
-    from structkv_bench.bench import measure  # only now: it imports transformers
-    from structkv_bench.config import compose
-    from structkv_bench.plan import plan
+    with uncollected():
+        from structkv_bench.bench import measure  # only now: it imports transformers
+        from structkv_bench.config import compose
+        from structkv_bench.plan import plan
 
     wish = measure.Wish(repeats, new_tokens, grouped)
     setups = compose(measure.overrides(overrides or [], wish))

@@ -18,6 +18,7 @@ from structkv_bench.errors import UserError
 from structkv_bench.launch.claim import Claim, claimed, slurm_job
 from structkv_bench.launch.shards import Plan, read_plan
 from structkv_bench.plan import plan
+from structkv_bench.starting import uncollected
 from structkv_bench.store import Store
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class _StoppedError(Exception):
 
 
 def _do(the_plan: Plan, number: int, processes: int, claim: Claim, caught: list[int]) -> None:
-    from structkv_bench import runner  # only now: it imports transformers
+    with uncollected():
+        from structkv_bench import runner  # only now: it imports transformers
 
     store = Store(the_plan.results_dir, the_plan.name(number))
     store.check_writable()
