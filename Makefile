@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install run test lint bench
+PEER := .venv-kvpress
+
+.PHONY: install run test lint bench bench-peers
 
 install: $(READY)
 
@@ -32,3 +34,12 @@ bench: $(READY)
 	$(BIN)/python scripts/bench_data.py
 	$(BIN)/python scripts/bench_report.py
 	$(BIN)/python scripts/bench_launch.py
+
+# Needs network for a second environment.
+$(PEER)/.ready:
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install --quiet torch==2.13.0 kvpress==0.5.5
+	touch $@
+
+bench-peers: $(READY) $(PEER)/.ready
+	$(BIN)/python scripts/bench_peers.py --python $(PEER)/bin/python

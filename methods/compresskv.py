@@ -86,7 +86,7 @@ class CompressKV(Calibrated):
             return [mean] * layers
         floor = min(mean, max(min(self.floor, mean // 2), self.window + 1))
         return layer_budgets(
-            self.learned(layers)["errors"], mean, floor, min(int(self.cap * mean), prompt_tokens)
+            self.learned(layers)["errors"], mean, floor, int(min(self.cap * mean, prompt_tokens))
         )
 
     def layer_queries(self, prompt_tokens: int, layers: int) -> list[int]:

@@ -4,8 +4,8 @@ make bench                                  # every part, about an hour on 2 cor
 python scripts/bench.py decode_batch h2o    # these parts alone; the file's other sections stay
 python scripts/bench.py --quick             # a trial at an eighth of the length, one repeat, not written
 
-Each part is a section of the file, written as soon as it is measured, with the time its run began: the parts
-of one run have the same.
+Each part is a section of bench.json, written as soon as it is measured, with the time its run began: the
+parts of one run have the same. bench.md has what was asked for beside what was measured.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from bench_engine import PARTS as ENGINE
 from bench_setup import Scale, Section, spread
+from bench_table import table
 
 from structkv_bench.paths import write_whole
 from structkv_bench.provenance import provenance
@@ -132,6 +133,7 @@ def store(out: Path, name: str, section: Section, session: dict[str, Any]) -> No
     runs = [run for run in content.get("runs", []) if run["started"] in needed - {session["started"]}]
     ordered = {part: sections[part] for part in PARTS if part in sections}
     write_whole(out, json.dumps({"runs": [*runs, session], **ordered}, indent=2) + "\n")
+    write_whole(out.with_suffix(".md"), table(ordered) + "\n")
 
 
 def run_seconds(overrides: str) -> float:

@@ -63,6 +63,11 @@ def _bytes(given: Any) -> int:
     raise UserError(f"group.max_bytes={given}: give bytes, such as 2e9 or 2GiB, or null for what is free")
 
 
+def size(count: int) -> str:
+    """Bytes in a readable unit."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
 def free_bytes(device_map: str | None) -> int | None:
     """Memory that is free where a model with this `device_map` goes, before it is loaded; None: unknown."""
     import torch

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from structkv_bench.errors import UserError, offer
 from structkv_bench.overrides import Grid, Setting
 
-LISTS = (list[int], list[str])
-"""Kinds of setting for which a single value stands for a list of one."""
+LISTS = {list[int]: "[2048,4096]", list[float]: "[0.1,0.2]", list[str]: "[vt,cwe]"}
+"""Kinds of setting for which a single value stands for a list of one, each with an example."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,11 @@ def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
     for key, value in {**choice.values, **point}.items():
         if key not in keys:
             continue
-        if hints[key] in LISTS and isinstance(value, str | int):
-            value = [value]  # task.subset=vt
         if key in point and value == MISSING:
             raise UserError(f"{choice.group}.{key}: give a value, not {MISSING}")
         try:
-            config[key] = value
+            is_single = hints[key] in LISTS and isinstance(value, str | int | float)
+            config[key] = [value] if is_single else value  # task.subset=vt
         except OmegaConfBaseException as error:
             expected = _type_name(hints[key])
             raise UserError(f"{choice.group}.{key}={value}: expected {expected}") from error
@@ -99,5 +98,5 @@ def _typed(choice: Choice, point: dict[str, Any]) -> DictConfig:
 def _type_name(hint: Any) -> str:
     """How an error names a type."""
     if hint in LISTS:
-        return f"a list such as {'[2048,4096]' if hint == list[int] else '[vt,cwe]'}"
+        return f"a list such as {LISTS[hint]}"
     return hint.__name__ if type(hint) is type else str(hint).replace("typing.", "")

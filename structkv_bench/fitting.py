@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from structkv_bench.bounds import Bounds, size
 from structkv_bench.cost.work import Need, batch_peak_bytes, group_need
+from structkv_bench.errors import UserError
 from structkv_bench.jobs import Job
 from structkv_bench.plan import Cell
 
@@ -26,6 +28,21 @@ class Part:
         prompt, methods = job.prompt, [cell.method for cell in cells]
         need = group_need(job.model.shape, methods, prompt.context_tokens, prompt.question_tokens)
         return cls(job, cells, need)
+
+
+def check_weights(jobs: Sequence[Job], bounds: Bounds) -> None:
+    """Refuse a bound that no model fits into.
+
+    Raises:
+        UserError: the weights of one of the models alone take more.
+    """
+    for spec, model in {job.group.model: job.model for job in jobs}.items():
+        weights = model.shape.weight_bytes
+        if bounds.max_bytes is not None and weights > bounds.max_bytes:
+            raise UserError(
+                f"group.max_bytes: {size(bounds.max_bytes)} are given, and the weights of {spec.name} alone "
+                f"take {size(weights)}"
+            )
 
 
 def peak_bytes(parts: Sequence[Part]) -> int:
@@ -84,8 +101,3 @@ def _say(parts: Sequence[Part], allowed: int) -> str:
     )
     over = [part.cells[0].method_name for part in parts if peak_bytes([part]) > allowed]
     return f"{line}; tried although too large alone: {', '.join(dict.fromkeys(over))}" if over else line
-
-
-def size(count: int) -> str:
-    """Bytes in a readable unit."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from structkv_bench import models
 from structkv_bench.config import Setup
-from structkv_bench.cost.work import group_need
+from structkv_bench.cost.work import check_sizes, group_need
 from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.manifest import UNNAMED, Manifest, read_manifest, write_manifest
 from structkv_bench.model_spec import ModelSpec
@@ -174,6 +174,7 @@ def _check(group: Group, prompt: Prompt, model: Inspected, is_first: bool) -> No
         try:
             cell.method.compressor(prompt.context_tokens, model.shape.layers)
             if is_first:
+                check_sizes(cell.method, prompt.context_tokens, model.shape.layers)
                 group_need(model.shape, [cell.method], prompt.context_tokens)
         except UserError as error:
             raise UserError(f"{cell.method_name} on {where}: {error}") from error

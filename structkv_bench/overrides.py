@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, ValueType
 from hydra.errors import HydraException
 
 from structkv_bench import bounds
@@ -21,6 +22,9 @@ KEYS = (*GROUPS, "protocol", "experiment", "results_dir", "launcher", *bounds.SE
 """What an override may set, or set something of."""
 PLAIN = re.compile(r"([\w.]+)=([^=,\[\]{}()'\"$\\]+)")
 """An override whose value has nothing that Hydra's grammar gives a meaning to."""
+NAME = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
+"""Text that Hydra's grammar takes for text without quotes, unless it is one of"""
+WORDS = {"null", "true", "false", "inf", "nan"}
 LISTS = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP)
 
 
@@ -101,3 +105,15 @@ def _values(override: Override) -> tuple[Any, ...]:
     if override.value_type not in LISTS:
         raise UserError(f"{override.input_line}: list the values as {override.key_or_group}=first,second")
     return tuple(v.text if isinstance(v, QuotedString) else v for v in override.sweep_iterator())
+
+
+def typed(value: Any) -> str:
+    """A value as an override has it, in Hydra's grammar."""
+    if isinstance(value, str):
+        is_plain = NAME.fullmatch(value) and value.lower() not in WORDS
+        return value if is_plain else str(QuotedString(value, Quote.double).with_quotes())
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{typed(item)}' for key, item in value.items())}}}"
+    return json.dumps(value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from platformdirs import user_cache_path
 
@@ -30,11 +32,30 @@ def write_whole(file: Path, text: str) -> None:
     Raises:
         UserError: the place is no file's (a folder, a device), or can't be written to.
     """
+    with _written_to(file) as place:
+        replace_whole(place, text)
+
+
+def check_writable(file: Path) -> None:
+    """Whether a file that long work is going to write can be written; nothing is left there.
+
+    Raises:
+        UserError: as `write_whole` would when the work is done.
+    """
+    with _written_to(file) as place:
+        nearest = next(folder for folder in place.parents if folder.exists())
+        with TemporaryFile(dir=nearest):
+            pass
+
+
+@contextmanager
+def _written_to(file: Path) -> Iterator[Path]:
+    """Where a file really lies; that it can't be written there is one line."""
     place = file.resolve()  # through a link to what it points to, not in its place
     if not file.name or (place.exists() and not place.is_file()):
         raise UserError(f"{file}: not a file that can be written; give a file's name")
     try:
-        replace_whole(place, text)
+        yield place
     except OSError as error:
         raise UserError(f"{file}: can't be written ({error.strerror or error})") from error
 

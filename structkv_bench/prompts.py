@@ -94,6 +94,6 @@ class TokenizerPrompts:
         ids: set[int] = set()
         for some in (*configured, self.tokenizer.eos_token_id):
             ids.update([some] if isinstance(some, int) else some or [])
-        added = self.tokenizer.get_added_vocab()
-        ids.update(added[token] for token in END_OF_TURN if token in added)
+        known = map(self.tokenizer.convert_tokens_to_ids, END_OF_TURN)  # writes out no vocabulary
+        ids.update(id for id in known if id not in (None, self.tokenizer.unk_token_id))
         return frozenset(ids)

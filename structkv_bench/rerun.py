@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,22 +12,16 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import groupby
 from math import prod
-from typing import Any
-
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from structkv_bench.catalog import choices
 from structkv_bench.config import compose
 from structkv_bench.errors import UserError
 from structkv_bench.origin import Made
-from structkv_bench.overrides import GROUPS, KEYS
+from structkv_bench.overrides import GROUPS, KEYS, typed
 from structkv_bench.plan import cells_of, plan
 from structkv_bench.provenance import NO_COMMIT, source
 from structkv_bench.store import Row
 
-PLAIN = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
-"""Text that Hydra's grammar takes for text without quotes, unless it is one of"""
-WORDS = {"null", "true", "false", "inf", "nan"}
 BASE = {"model": "custom", "method": "full", "task": "niah"}
 """What stands for a model or class that no file of conf/ names; all settings are then given."""
 UNSAID = {"_target_", "calibration_sha256"}
@@ -99,13 +92,28 @@ def _add(cells: list[Made], results_dir: str, found: Again) -> None:
     overrides = [_override(key, values[key]) for key in values]
     fault = _fault(overrides, cells) if _size(cells, values) == len(cells) else "no grid"
     if fault is None:
-        command = ["structkv-bench", "run", *overrides, f"results_dir={_text(results_dir)}"]
+        named = [*_of_experiment(overrides, cells), *overrides, f"results_dir={typed(results_dir)}"]
+        command = ["structkv-bench", "run", *named]
         found.commands.append(shlex.join(command))
     elif len(cells) == 1:
         found.refused.append(f"{cells[0].folder.name}: {fault}")
     else:
         for part in _parts(cells):
             _add(part, results_dir, found)
+
+
+def _of_experiment(overrides: list[str], cells: Sequence[Made]) -> list[str]:
+    """The experiment that asked for all of them, where naming it changes nothing else: tables go by it."""
+    for name in sorted(frozenset.intersection(*(cell.experiments for cell in cells))):
+        with suppress(UserError):  # an experiment that is no more
+            if _samples([f"experiment={name}", *overrides]) == _samples(overrides):
+                return [f"experiment={name}"]
+    return []
+
+
+def _samples(overrides: list[str]) -> dict[str, int]:
+    """Of each cell that these overrides make."""
+    return {cell.folder: cell.task.samples for group in plan(compose(overrides)) for cell in group.cells}
 
 
 def _parts(cells: list[Made]) -> Iterator[list[Made]]:
@@ -126,12 +134,26 @@ def _parts(cells: list[Made]) -> Iterator[list[Made]]:
 def _fault(overrides: list[str], cells: Sequence[Made]) -> str | None:
     """Why a command does not make these cells."""
     try:
-        keys = {cell.key for group in plan(compose(overrides)) for cell in group.cells}
+        made = {cell.key: cell.config for group in plan(compose(overrides)) for cell in group.cells}
     except UserError as error:
         return str(error)
-    if keys == {cell.about["key"] for cell in cells}:
+    if made.keys() == {cell.about["key"] for cell in cells}:
         return None
-    return "the code here does not make this cell any more: it has other settings, or predicts otherwise"
+    told = "the code here does not make this cell any more"
+    others = _differing(cells[0].about["config"], *made.values()) if len(made) == 1 else []
+    return f"{told}: it makes one with another {', '.join(others)}" if others else told
+
+
+def _differing(one: Row, other: Row) -> list[str]:
+    """Settings that two cells do not have in common."""
+    found = []
+    for part in sorted(one.keys() | other.keys()):
+        its, others = one.get(part), other.get(part)
+        if isinstance(its, dict) and isinstance(others, dict):
+            found += [f"{part}.{key}" for key in _differing(its, others)]
+        elif its != others:
+            found.append(part)
+    return found
 
 
 def _values(cells: Sequence[Made]) -> dict[str, list[str]]:
@@ -167,10 +189,10 @@ def _settings(cell: Made) -> Settings:
     told = {key: value for group in GROUPS for key, value in _group(group, names[group], config[group])}
     told["task.lengths"] = str(config["length"])
     if "subset" in _fields_of(config["task"]["_target_"]):
-        told["task.subset"] = _text(config["subtask"])
+        told["task.subset"] = typed(config["subtask"])
     if cell.samples:
         told["task.samples"] = str(cell.samples)
-    return {**told, "protocol": _text(names["protocol"])}
+    return {**told, "protocol": typed(names["protocol"])}
 
 
 def _group(group: str, name: str, values: Row) -> Iterator[tuple[str, str]]:
@@ -181,8 +203,8 @@ def _group(group: str, name: str, values: Row) -> Iterator[tuple[str, str]]:
     else:
         yield group, name if group != "model" or name in choices("model") else BASE["model"]
     if group == "model":
-        yield "model.name", _text(name)
-    yield from ((f"{group}.{key}", _text(value)) for key, value in values.items() if key not in UNSAID)
+        yield "model.name", typed(name)
+    yield from ((f"{group}.{key}", typed(value)) for key, value in values.items() if key not in UNSAID)
 
 
 def _usual(cell: Made) -> Settings:
@@ -212,15 +234,3 @@ def _fields_of(target: str) -> frozenset[str]:
     with suppress(Exception):  # whatever a class of the user's raises; the command is going to say so
         return frozenset(f.name for f in fields(getattr(importlib.import_module(module), name)))
     return frozenset()
-
-
-def _text(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    if isinstance(value, str):
-        is_plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
-        return value if is_plain else str(QuotedString(value, Quote.double).with_quotes())
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{_text(item)}' for key, item in value.items())}}}"
-    return json.dumps(value)

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from structkv_bench import models
 from structkv_bench.batches import Order, out_of_memory, run_batch
-from structkv_bench.bounds import Bounds
+from structkv_bench.bounds import Bounds, size
 from structkv_bench.config import Setup
 from structkv_bench.cost.sharing import run_line
 from structkv_bench.engine.method import Method
 from structkv_bench.engine.model import Model
 from structkv_bench.errors import UserError, kind_and_line
-from structkv_bench.fitting import Part, batches, peak_bytes, size
+from structkv_bench.fitting import Part, batches, check_weights, peak_bytes
 from structkv_bench.jobs import Job, available, note_in_manifests, prepare
 from structkv_bench.plan import Cell, plan
 from structkv_bench.provenance import of_model, provenance
@@ -39,6 +39,7 @@ def run(setups: Sequence[Setup]) -> int:
     groups, left_out = available(plan(setups))
     work = prepare(groups, store)
     jobs, failed = work.jobs, 0
+    check_weights(jobs, setups[0].bounds)
     if shared := run_line(jobs):
         print(shared, file=sys.stderr)
     with (
@@ -89,7 +90,7 @@ def _on_model(
     allowed = bounds.allowed(spec.device_map)
     model = models.load(spec, inspected)
     origin = provenance(str(model.device)) | of_model(model)
-    origin |= {"model": inspected.identity, **about}
+    origin |= {"model": inspected.identity, "decode_batch": bounds.decode_batch, **about}
     methods: dict[str, Method] = {}
     failed: Counter[int] = Counter()
     for parts in batches(jobs, bounds.decode_batch, allowed):

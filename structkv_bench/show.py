@@ -94,7 +94,8 @@ def _group_page(group: Group, model: Inspected, number: int, answer: str | None,
     fast = speed.device(device, group.model.dtype)
     if len(group.cells) > 1:
         methods = [cell.method for cell in group.cells]
-        pages.append(f"=== estimated: {group_line(model.shape, methods, len(context))}")
+        new = sample.max_new_tokens
+        pages.append(f"=== estimated: {group_line(model.shape, methods, len(context), new)}")
     pages += [_cell_page(cell, len(context), model.shape, fast) for cell in group.cells]
     return "\n\n".join(pages)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.structkv import StructKV
 from tests.tiny import save_tiny, tiny
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -235,33 +232,3 @@ def test_timed_decodes_as_many_tokens_as_asked_and_tells_what_it_held() -> None:
     assert two.peak_bytes > small.model.weight_bytes + two.kept_bytes
     assert two.decode_s_per_token == two.decode_s / 2
     assert two.seconds >= two.first_token_s >= two.prefill_s > 0
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """scripts/bench_engine.py"""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("bench_engine")
-
-
-@pytest.mark.parametrize(
-    ("part", "figures"),
-    [
-        ("ten_cells", {"group_over_full (at most 1.6)", "times_as_fast_as_one_by_one (at least 5)"}),
-        ("structkv_prefill", {"4096", "8000"}),
-        ("stock", {"whole_over_stock (at most 1.02)", "decode_over_stock (at most 1)"}),
-        ("decode_batch", {"times_as_many (at least 5)"}),
-        ("h2o", {"time_over_full (at most 1.8)", "peak_over_full (at most 1.2)"}),
-    ],
-)
-def test_each_part_of_make_bench_runs_alone(
-    engine: Any, model_folder: Path, essays: Path, part: str, figures: set[str]
-) -> None:
-    tiny_one = ("model=custom", f"model.path={model_folder}", f"task.essays={essays}")
-    scale = engine.Scale(repeats=2, divisor=16, overrides=tiny_one, new_tokens=3)
-    section = engine.PARTS[part](scale)
-    assert section["definition"]
-    assert figures <= set(section)
-    for figure in figures - {"4096", "8000", "peak_over_full (at most 1.2)"}:
-        assert 0 < section[figure]["q1"] <= section[figure]["median"] <= section[figure]["q3"]
-    assert json.loads(json.dumps(section, allow_nan=False)) == section

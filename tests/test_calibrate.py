@@ -9,8 +9,10 @@ Rules that they rest on:
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
+import pickle
 import re
 import shlex
 from itertools import islice, pairwise
@@ -23,7 +25,7 @@ from structkv_bench import models
 from structkv_bench.calibrate import corpus
 from structkv_bench.calibrate.command import measured
 from structkv_bench.calibrate.documents import Documents
-from structkv_bench.calibrate.file import Calibration, read
+from structkv_bench.calibrate.file import Calibration, command, read
 from structkv_bench.calibrate.needles import Needles, rouge1_recall
 from structkv_bench.calibrate.prompts import found, laid
 from structkv_bench.calibrate.running import RunningText
@@ -31,6 +33,7 @@ from structkv_bench.cli import main
 from structkv_bench.config import compose
 from structkv_bench.errors import UserError
 from structkv_bench.methods.headwisekv import HeadWiseKV
+from structkv_bench.model_spec import ModelSpec
 from structkv_bench.plan import plan
 from structkv_bench.prompts import TokenizerPrompts
 from tests.every_method import EVERY, LEARNED
@@ -145,6 +148,12 @@ def _edited(file: Path, **changes: Any) -> None:
     file.write_text(Calibration(content).text())
 
 
+def _without(file: Path, *fields: str) -> None:
+    content = json.loads(file.read_text())
+    kept = {name: value for name, value in content.items() if name not in (*fields, "sha256")}
+    file.write_text(Calibration(kept).text())
+
+
 DAMAGED = {
     "cut short": (lambda f: f.write_text(f.read_text()[:300]), "not a calibration file"),
     "not text": (lambda f: f.write_bytes(b"\xff\xfe\x00"), "not a calibration file"),
@@ -152,6 +161,10 @@ DAMAGED = {
     "edited": (lambda f: f.write_text(f.read_text().replace("0.3", "0.4", 1)), "damaged or edited"),
     "of another version": (lambda f: _edited(f, version=2), "has version 2, and version 1 is read here"),
     "of another method": (lambda f: _edited(f, method="sgdkv"), "is a calibration for sgdkv, not for headw"),
+    "without values": (
+        lambda f: _without(f, "values", "settings"),
+        "(ValueError: it lacks settings, values)",
+    ),
     "gone": (lambda f: f.unlink(), "no such file"),
 }
 
@@ -178,7 +191,8 @@ WRONG = {
     "calibration=nowhere.txt": "calibration=nowhere.txt: neither own nor a text file",
     "calibration=short.txt": "calibration=short.txt: has 12 tokens, 1 samples take 104 each",
     "method.calibration_sha256=abc": "calibration_sha256: is that of the file",
-    "--out=.": "a folder; give a file's name",
+    "--out=.": "not a file that can be written; give a file's name",
+    "--out=short.txt/sub/new.json": "short.txt/sub/new.json: can't be written (Not a directory)",
 }
 
 
@@ -201,6 +215,21 @@ def test_a_calibration_measured_with_other_settings_is_refused() -> None:
     [elsewhere] = compose([*asked, "method.window=16", own])
     with pytest.raises(UserError, match=r"make one with: .* --out \S+compresskv\.json method\.window=16$"):
         elsewhere.method.compressor(1000, 30)
+
+
+def test_what_makes_a_calibration_is_told_so_that_it_can_be_typed() -> None:
+    """Paths with what Hydra's grammar gives a meaning to are quoted for it, and for the shell."""
+    spec = ModelSpec("mine", "/models/a, [b] c/x=1", dtype="bfloat16", device_map="cuda:1", max_positions=900)
+    arguments = shlex.split(command(spec, "sgdkv"))
+    assert arguments[:3] == ["structkv-bench", "calibrate", "method=sgdkv"]
+    [setup] = compose(["method=full", *arguments[3:]])
+    assert setup.model == spec
+
+
+def test_a_copy_of_a_calibration_is_the_calibration() -> None:
+    one = Calibration({"values": {"layers": [1]}}, Path("file.json"), "command")
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert (other, other.content, other.file, other.command) == (one, one.content, one.file, one.command)
 
 
 def test_two_calibrations_do_not_go_into_one_file(model: list[str], capsys: Any) -> None:
@@ -277,9 +306,10 @@ def test_a_users_documents_are_used(llama: Tiny, tmp_path: Path) -> None:
     file.write_text(json.dumps(documents))
     [run] = Documents(source=str(file), chunks=3, samples=1).runs(llama.model)
     assert sorted({len(said.places) for chunk in run.chunks for said in chunk}) == [1, 2]
-    file.write_text('[{"text": "no keywords"}]')
-    with pytest.raises(UserError, match="not a JSON list of"):
-        list(Documents(source=str(file), chunks=1).runs(llama.model))
+    for wrong in ({}, {"keywords": []}, {"keywords": "a zebra"}, {"keywords": [1]}, {"keywords": [" "]}):
+        file.write_text(json.dumps([{"text": "A zebra."} | wrong]))
+        with pytest.raises(UserError, match="not a JSON list of"):
+            list(Documents(source=str(file), chunks=1).runs(llama.model))
 
 
 def test_marks_survive_any_template(llama: Tiny) -> None:

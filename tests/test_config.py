@@ -16,6 +16,8 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from structkv_bench import catalog
+from structkv_bench.calibrate.running import RunningText
+from structkv_bench.choice import Choice, build
 from structkv_bench.config import compose
 from structkv_bench.errors import UserError
 
@@ -312,6 +314,10 @@ def test_another_path_is_another_model():
 
 def test_one_value_is_a_list_of_one_where_a_list_is_asked_for():
     assert compose(["task=ruler", "task.subset=vt", "task.lengths=64"])[0].task.subset == ["vt"]
+    shares = Choice("calibration", "headwisekv", {}, RunningText)
+    assert build(shares, {"ratios": 0.2}).ratios == [0.2]
+    with pytest.raises(UserError, match=r"ratios=many: expected a list such as \[0\.1,0\.2\]"):
+        build(shares, {"ratios": "many"})
 
 
 @pytest.mark.parametrize(

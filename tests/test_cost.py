@@ -254,6 +254,18 @@ def test_show_refuses_a_model_of_no_known_size(capsys: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_hub")
+def test_show_estimates_methods_that_nobody_has_calibrated_yet(capsys: Any) -> None:
+    """By their budget, which needs no file; a run is refused."""
+    asked = ["model=llama3_1_8b", "method=snapkv,compresskv,sgdkv,headwisekv", "method.kv_ratio=0.2"]
+    assert main(["show", *asked, "task.lengths=[4096]"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    kept = {" ".join(row[:-10]): row[-4] for row in rows if row[-10:-9] == ["0.2"]}
+    calibrated = {f"{name} calibration=none" for name in ("compresskv", "sgdkv", "headwisekv")}
+    assert kept.keys() == {"snapkv", *calibrated}
+    assert set(kept.values()) == {kept["snapkv"]}
+
+
+@pytest.mark.usefixtures("no_hub")
 def test_show_refuses_what_no_prompt_of_the_length_could_do(capsys: Any) -> None:
     too_small = ["show", "model=llama3_1_8b", "method=snapkv", "method.budget=8", "task.lengths=[4096]"]
     assert main(too_small) == 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from structkv_bench.bench import measure
+from structkv_bench.bench.measure import Wish
 from structkv_bench.cli import main
 from structkv_bench.config import compose
 from tests.tasks.longbench_rows import lay, row
@@ -17,15 +20,24 @@ from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMANDS = sorted(
-    {
-        line.partition("#")[0].strip()
+
+
+def shown(fence: str) -> list[str]:
+    """The commands in blocks of this kind."""
+    blocks = [
+        block
         for page in PAGES
-        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        for line in block.splitlines()
-        if line.startswith("structkv-bench ")
-    }
-)
+        for block in re.findall(rf"```{fence}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return sorted({line for line in lines if line.startswith("structkv-bench ")})
+
+
+COMMANDS = shown("console")
+NOT_HERE = [
+    line for line in shown("bash") if line.split()[1] in ("run", "show", "fetch", "bench", "calibrate")
+]
+"""Need a cluster, a GPU, a network or an hour: that they are understood is tested."""
 SMALL = {"model": "custom", "model.name": "tiny", "task.lengths": "[1500]", "task.samples": "4"}
 """In place of what a command says, so that it takes a second: a tiny model and short samples."""
 READERS = dict.fromkeys(("results", "report", "score", "status", "provenance"), "")
@@ -58,6 +70,7 @@ def shrunk(command: str, model: Path, results: Path) -> list[str]:
 def test_there_are_commands() -> None:
     """The pages are read: a pattern that finds nothing would pass every test below."""
     assert len(COMMANDS) >= 8
+    assert len(NOT_HERE) >= 8
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -83,6 +96,14 @@ def test_command(
     capsys.readouterr()
     assert main(arguments) == 0
     assert capsys.readouterr().out or (tmp_path / "vt.jsonl").is_file()
+
+
+@pytest.mark.parametrize("command", NOT_HERE)
+def test_what_cannot_run_here_is_understood(command: str) -> None:
+    typed = shlex.split(command)[2:]
+    overrides = list(takewhile(lambda text: not text.startswith("--"), typed))
+    own = [text for text in overrides if not text.startswith("calibration")]
+    assert compose(measure.overrides(own, Wish()) if command.split()[1] == "bench" else own)
 
 
 def test_no_page_is_unfinished() -> None:

@@ -23,7 +23,7 @@ from structkv_bench.engine.model import Model
 from structkv_bench.jobs import prepare
 from structkv_bench.plan import plan
 from structkv_bench.store import ROWS_FILE, Store
-from tests.test_runner import overrides, rows_of
+from tests.runs import overrides, rows_of
 from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[1]

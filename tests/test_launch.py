@@ -23,7 +23,7 @@ from structkv_bench.launch import start as launch
 from structkv_bench.launch.settings import LocalLauncher, SlurmLauncher
 from structkv_bench.launch.shards import Plan
 from structkv_bench.store import read_rows
-from tests.test_runner import MEASURED, overrides
+from tests.runs import MEASURED, overrides
 from tests.tiny import save_tiny
 
 SLURM = ["launcher=slurm", "launcher.gpus=0"]

@@ -29,8 +29,8 @@ from structkv_bench.report.origins import Ledger, hashes, origins
 from structkv_bench.report.stored import load
 from structkv_bench.store import Store, read_about
 from tests.pages import SESSION, lay
+from tests.runs import overrides
 from tests.test_cli import LIGHT, command
-from tests.test_runner import overrides
 from tests.tiny import save_tiny, tiny, tokenizer
 
 CELL = plan(compose(["method=snapkv", "task.lengths=[64]"]))[0].cells[0]
@@ -263,7 +263,19 @@ def test_the_report_tells_what_else_made_the_rows(tmp_path: Path) -> None:
     assert ("smollm2_135m", "chat template", "c" * 16) in hashes(ledger)
 
 
+KNOWN: dict[str, Any] = {
+    "key": "", "sessions": [], "names": dict.fromkeys(("model", "method", "task", "protocol"), ""),
+    "config": {"protocol": "", "subtask": "", "length": 64, "model": {}, "method": {"_target_": ""},
+               "task": {"_target_": ""}},
+}  # fmt: skip
+EDITED: list[dict[str, Any]] = [
+    {"key": {}},
+    {"config": KNOWN["config"] | {"length": "64"}},
+    {"sessions": [{"command": None}]},
+    {"sessions": [{"git": "abc"}]},
+]
 WRONG = {
+    **{json.dumps(KNOWN | edit): "damaged; delete it" for edit in EDITED},
     "{": "damaged; delete it",
     '{"key": "", "names": {}, "config": {"model": {}}, "sessions": []}': "damaged; delete it",
     '{"key": "", "names": {}, "config": {"model": {}}, "sessions": [3]}': "damaged; delete it",
@@ -306,5 +318,6 @@ def test_a_run_records_all_of_it_and_how_much_was_asked(tmp_path: Path) -> None:
     assert cell.samples == 2
     assert its["started"] <= its["ended"]
     assert its["dtype"] == "float32"
+    assert its["decode_batch"] == 1
     assert its["template"]
     assert its["numerics"].keys() >= {"threads", "deterministic_algorithms", "float32_matmul_precision"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from structkv_bench.origin import Made
 from structkv_bench.plan import Cell, plan
 from structkv_bench.rerun import again, cautions
 from tests.every_method import EVERY, but
-from tests.test_runner import overrides, rows_of
+from tests.runs import overrides, rows_of
 from tests.tiny import save_tiny
 
 PLUGIN = f"{__name__}.Plugin"
@@ -138,7 +138,7 @@ def test_what_conf_has_need_not_be_typed() -> None:
             "method.colour: no such",
         ),
         ({"method": {"_target_": "my_own.Mine"}}, "does not make this cell any more"),
-        ({"protocol": "0"}, "does not make this cell any more"),
+        ({"protocol": "0"}, "does not make this cell any more: it makes one with another protocol"),
     ],
 )
 def test_a_cell_that_the_code_here_does_not_make_is_named_and_the_others_are_made(
@@ -152,6 +152,14 @@ def test_a_cell_that_the_code_here_does_not_make_is_named_and_the_others_are_mad
     assert line.startswith(f"{cells[0].folder.name}: ")
     assert says in line
     assert made_by(found.commands) == {cells[1].folder.name: 10}
+
+
+def test_a_cell_of_another_calibration_is_said_to_be_one() -> None:
+    cells = made("method=compresskv", "task.lengths=[64]")
+    cells[0].about["config"]["method"]["calibration_sha256"] = "0" * 16
+    cells[0].about["key"] = "0" * 16
+    [line] = again(cells, "results/rerun").refused
+    assert line.endswith("it makes one with another method.calibration_sha256")
 
 
 HERE = {"commit": "c" * 40, "dirty": False, "diff": None}
@@ -217,3 +225,14 @@ def test_the_command_makes_equal_rows(tmp_path: Path, capsys: Any, monkeypatch: 
         assert main(shlex.split(line)[1:]) == 0
     assert rows_of(tmp_path / "se cond") == rows_of(tmp_path / "first")
     assert len(rows_of(tmp_path / "first")) == 5
+
+
+def test_the_experiment_is_named_where_that_changes_nothing_else() -> None:
+    """A table of the new rows then finds them; a preset's own samples must not come in by that."""
+    asked = ("experiment=table2", "method=full,snapkv", "task.lengths=[64]")
+    for more, named in ((("task.samples=3",), True), ((), True), (("task=niah",), False)):
+        cells = [replace(cell, experiments=frozenset({"table2"})) for cell in made(*asked, *more)]
+        if not named:
+            cells = [replace(cell, experiments=frozenset({"no_more"})) for cell in cells]
+        commands = check(cells)
+        assert all((" experiment=table2 " in command) == named for command in commands)

@@ -8,54 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from structkv_bench import models, runner
-from structkv_bench.batches import Order, run_batch
+from structkv_bench import runner
+from structkv_bench.batches import Order
 from structkv_bench.cli import main
-from structkv_bench.config import compose
-from structkv_bench.engine.layer import LayerView
-from structkv_bench.engine.method import Compressor, Method
 from structkv_bench.engine.model import Model
-from structkv_bench.plan import plan
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.store import CELL_FILE, ROWS_FILE
+from tests.runs import overrides, rows_of
 from tests.tiny import save_tiny, tiny
-
-MEASURED = {"prefill_s", "prefill_parts_s", "decode_s"}
-"""What differs between two runs of the same thing."""
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
-
-
-def overrides(model: Path, results: Path, *more: str) -> list[str]:
-    chosen = {
-        "model": "custom", "model.path": str(model), "model.name": "tiny", "method": "full,snapkv,structkv",
-        "method.kv_ratio": "0.2", "task": "niah", "task.haystack": "noise", "task.lengths": "[700]",
-        "task.samples": "5", "task.max_new_tokens": "6", "results_dir": str(results),
-    }  # fmt: skip
-    chosen |= dict(item.split("=", 1) for item in more)
-    if chosen["method"] == "full":
-        del chosen["method.kv_ratio"]
-    return ["run", *(f"{key}={value}" for key, value in chosen.items())]
-
-
-def rows_of(results: Path) -> dict[str, list[dict[str, Any]]]:
-    """Rows per cell folder, without what is measured."""
-    return {
-        file.parent.name: [
-            {key: value for key, value in json.loads(line).items() if key not in MEASURED}
-            for line in file.read_text().splitlines()
-        ]
-        for file in sorted(results.glob(f"*/{ROWS_FILE}"))
-    }
 
 
 def test_a_run_fills_a_row_per_sample_and_cell(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -176,47 +146,6 @@ def test_ctrl_c_leaves_a_state_that_resumes(
     assert {len(rows) for rows in rows_of(tmp_path).values()} == {5}
 
 
-@dataclass(frozen=True)
-class FailsOnThird(Method):
-    """A plug-in method that raises on its third prompt."""
-
-    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
-        return _Fails()
-
-
-class _Fails(Compressor):
-    prompts = 0
-
-    def keep_kv(self, layer: LayerView) -> None:
-        _Fails.prompts += layer.index == 0
-        if _Fails.prompts == 3:
-            raise ZeroDivisionError("third prompt")
-
-
-def test_a_failure_is_a_row(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
-    """Case 18: 4 scored rows, 1 with its traceback, n = 4, exit code 1; the next run tries it again."""
-    _Fails.prompts = 0
-    target = f"{FailsOnThird.__module__}.{FailsOnThird.__qualname__}"
-    chosen = overrides(model_folder, tmp_path, "method=full", f"method._target_={target}")
-    assert main(chosen) == 1
-    captured = capsys.readouterr()
-    assert "FailsOnThird" in captured.out
-    assert "1 failed" in captured.err
-    [rows] = rows_of(tmp_path).values()
-    failed = [row for row in rows if row["status"] == "failed"]
-    assert len(rows) == 5
-    assert len(failed) == 1
-    assert "ZeroDivisionError: third prompt" in failed[0]["error"]
-    main(["results", "--results", str(tmp_path), "--format", "json"])
-    [line] = json.loads(capsys.readouterr().out)
-    assert (line["n"], line["failed"]) == (4, 1)
-    assert main(chosen) == 0
-    capsys.readouterr()
-    main(["results", "--results", str(tmp_path), "--format", "json"])
-    [line] = json.loads(capsys.readouterr().out)
-    assert (line["n"], line["failed"]) == (5, 0)
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -307,88 +236,6 @@ def test_show_prints_prompt_budgets_and_work(model_folder: Path, tmp_path: Path,
     assert "694 in layers 0-2, 138 in layer 3" in out
     assert "0.1 MiB, 19.9 % of full" in out
     assert list(tmp_path.iterdir()) == []
-
-
-@dataclass(frozen=True)
-class Unsized(Method):
-    """A plug-in that does not know what it keeps."""
-
-    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
-        return Compressor()
-
-    def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
-        return [1 // 0]
-
-
-def test_a_method_that_cannot_tell_its_sizes_is_refused_before_anything_is_written(
-    model_folder: Path, tmp_path: Path, capsys: Any
-) -> None:
-    """What is shared and what fits in memory is estimated from them."""
-    target = f"{Unsized.__module__}.{Unsized.__qualname__}"
-    assert main(overrides(model_folder, tmp_path, "method=full", f"method._target_={target}")) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "Unsized on niah_noise at 700, sample 0000: ZeroDivisionError" in error
-    assert list(tmp_path.iterdir()) == []
-
-
-@dataclass(frozen=True)
-class Breaks(Method):
-    """A plug-in method that fails in the place it is told."""
-
-    where: str = "step"
-
-    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
-        return _Breaks(self.where)
-
-
-class _Breaks(Compressor):
-    evicts_in_decode = True
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        if where == "attention":
-            self.attention = self._fail
-
-    def _fail(self, *_: Any) -> Any:
-        raise ZeroDivisionError("out of luck")
-
-    def keep_kv(self, layer: LayerView) -> Any:
-        return layer.positions if self.where == "shape" else None  # [tokens], not [heads, tokens]
-
-    def step(self, *_: Any) -> None:
-        if self.where == "step":
-            self._fail()
-
-    def facts(self) -> Any:
-        return FACTS.get(self.where, {"found": 1.0})
-
-
-FACTS = {
-    "facts": {"found": float("nan")},
-    "a row's own name": {"error": 5},
-    "names of two kinds": {1: 2, "b": 3},
-    "no names": [1],
-}
-
-
-@pytest.mark.parametrize("where", ["step", "attention", "shape", *FACTS])
-def test_a_fault_anywhere_in_a_method_fails_its_own_rows_alone(
-    model_folder: Path, tmp_path: Path, where: str
-) -> None:
-    """Decode, own attention, a malformed index, numbers that JSON lacks: the others' rows are as alone."""
-    model = models.load(compose(overrides(model_folder, tmp_path)[1:])[0].model)
-    cells = plan(compose(overrides(model_folder, tmp_path, "method=full,snapkv")[1:]))[0].cells
-    [sample] = cells[0].task.build("niah_noise", 700, model.prompts)[:1]
-    group = [cells[0], replace(cells[0], method=Breaks(where=where)), cells[1]]
-    [[full, broken, snapkv]] = run_batch(model, [Order(sample, group, [cell.method for cell in group])])
-    assert (full["status"], broken["status"], snapkv["status"]) == ("ok", "failed", "ok")
-    expected = {"step": "ZeroDivisionError", "attention": "ZeroDivisionError",
-                "names of two kinds": "TypeError", "no names": "TypeError"}  # fmt: skip
-    assert expected.get(where, "ValueError") in broken["error"]
-    for row, cell in ((full, cells[0]), (snapkv, cells[1])):
-        [[alone]] = run_batch(model, [Order(sample, [cell], [cell.method])])
-        assert row["generated_ids"] == alone["generated_ids"]
 
 
 def test_out_of_memory_in_the_shared_pass_is_tried_method_by_method(

@@ -9,6 +9,7 @@ import pytest
 
 from structkv_bench.cli import main
 from structkv_bench.cost.sharing import by_layer
+from structkv_bench.cost.work import batch_peak_bytes, group_need
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.snapkv import SnapKV
 from structkv_bench.methods.structkv import StructKV
@@ -34,6 +35,9 @@ def test_show_says_what_a_group_shares_beside_its_cells_one_by_one(tmp_path: Any
     given = [float(number) for number in re.findall(r"([\d.e-]+) (?:TFLOP|one by one|%|times)", line)]
     expected = [together / 1e12, alone / 1e12, 100 * together / alone, alone / together]
     assert given == pytest.approx(expected, rel=0.02)
+    new = int(re.findall(r"up to (\d+) generated", out)[0])
+    peak = batch_peak_bytes(llama.model.shape, [group_need(llama.model.shape, methods, tokens)], new)
+    assert line.endswith(f"; at most {peak / 2**20:.1f} MiB of memory")
     assert main([*some, "method=snapkv"]) == 0
     assert "share a prefill" not in capsys.readouterr().out
 

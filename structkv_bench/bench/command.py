@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from structkv_bench.errors import UserError
-from structkv_bench.paths import write_whole
+from structkv_bench.paths import check_writable, write_whole
 from structkv_bench.report.render import Format
 from structkv_bench.starting import uncollected
 
@@ -41,8 +40,8 @@ def bench(
 
     wish = measure.Wish(repeats, new_tokens, grouped)
     setups = compose(measure.overrides(overrides or [], wish))
-    if out and out.is_dir():
-        raise UserError(f"{out}: a folder; give a file's name")
+    if out:
+        check_writable(out)
     from structkv_bench.bench.lines import rendered
 
     found = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from structkv_bench.errors import UserError, offer
-from structkv_bench.paths import expanded, write_whole
+from structkv_bench.paths import check_writable, expanded, write_whole
 
 if TYPE_CHECKING:
     from structkv_bench.calibrate.file import Calibration
@@ -66,8 +66,7 @@ def _asked(setups: Sequence[Setup], out: Path | None) -> dict[Path, tuple[ModelS
     for setup in setups:
         method = _checked(setup.method_name, setup.method)
         place = expanded(str(out)) if out else FOLDER / file_name(setup.model.name, method.name)
-        if place.is_dir():
-            raise UserError(f"{place}: a folder; give a file's name")
+        check_writable(place)
         known = asked.setdefault(place, (setup.model, method))
         told = (setup.model, type(method), method.measured_settings())
         if (known[0], type(known[1]), known[1].measured_settings()) != told:

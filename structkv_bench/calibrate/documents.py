@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from structkv_bench.calibrate.corpus import TOPICS, Document, document
 from structkv_bench.calibrate.prompts import ANSWERS, OWN, answered, fitting, found, laid, text_of
@@ -161,8 +161,17 @@ def _said(word: list[int], answer: list[int], occurrences: Sequence[range]) -> l
 
 def _from_file(source: str) -> list[Document]:
     try:
-        return [Document(str(one["text"]), tuple(one["keywords"])) for one in json.loads(text_of(source))]
+        return [_document(said) for said in json.loads(text_of(source))]
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f'calibration={source}: not a JSON list of {{"text": ..., "keywords": [...]}} ({error})'
         ) from error
+
+
+def _document(said: Any) -> Document:
+    text, keywords = said["text"], said["keywords"]
+    if not isinstance(text, str) or not isinstance(keywords, list) or not keywords:
+        raise TypeError(f"text {text!r:.40}, keywords {keywords!r:.40}")
+    if not all(isinstance(word, str) and word.strip() for word in keywords):
+        raise TypeError(f"keywords {keywords!r:.40} are not words")
+    return Document(text, tuple(keywords))

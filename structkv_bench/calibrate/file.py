@@ -14,9 +14,11 @@ from typing import Any
 
 from structkv_bench.errors import UserError, kind_and_line
 from structkv_bench.model_spec import ModelSpec
+from structkv_bench.overrides import typed
 
 VERSION = 1
 """Of the format, and of the texts and measurements behind it: a file of another one is refused."""
+FIELDS = {"version", "method", "model", "settings", "prompts", "values"}
 FOLDER = Path("results") / "calibration"
 """Where files are written, and looked for first; then among those that come with the package."""
 
@@ -35,6 +37,10 @@ class Calibration(str):
         self = super().__new__(cls, _hash(content))
         self.content, self.file, self.command = content, file, command
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies: a hash alone does not make one."""
+        return Calibration, (self.content, self.file, self.command)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calibration:
         """Itself: it never changes."""
@@ -83,22 +89,33 @@ def read(file: Path, method: str, command: str) -> Calibration:
 
 
 def _read(file: Path, method: str, command: str) -> Calibration:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        said = content.pop("sha256")
-        version, its = content["version"], content["method"]
-    except FileNotFoundError as error:
-        raise UserError("no such file") from error
-    except Exception as error:  # not text, not JSON, not a mapping, without its fields
-        raise UserError(f"not a calibration file ({kind_and_line(error)})") from error
-    if version != VERSION:
-        raise UserError(f"has version {version}, and version {VERSION} is read here")
-    if its != method:
-        raise UserError(f"is a calibration for {its}, not for {method}")
+    content = _content(file)
+    said = content.pop("sha256")
+    if content["version"] != VERSION:
+        raise UserError(f"has version {content['version']}, and version {VERSION} is read here")
+    if content["method"] != method:
+        raise UserError(f"is a calibration for {content['method']}, not for {method}")
     calibration = Calibration(content, file, command)
     if calibration != said:
         raise UserError(f"damaged or edited: its content has the hash {calibration}, it says {said}")
     return calibration
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """What a file says, which has all fields of a calibration.
+
+    Raises:
+        UserError: it does not, or is no such file.
+    """
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if missing := (FIELDS | {"sha256"}) - content.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except FileNotFoundError as error:
+        raise UserError("no such file") from error
+    except Exception as error:  # not text, not JSON, not a mapping
+        raise UserError(f"not a calibration file ({kind_and_line(error)})") from error
+    return content
 
 
 def file_name(model: str, method: str) -> str:
@@ -114,7 +131,7 @@ def find(model: str, method: str) -> Path:
 
 def command(spec: ModelSpec, method: str) -> str:
     """The command line that makes a model's file of a method."""
-    return shlex.join(["structkv-bench", "calibrate", f"method={method}", *_typed(spec)])
+    return shlex.join(["structkv-bench", "calibrate", f"method={method}", *_overrides(spec)])
 
 
 def _places(name: str) -> Iterator[Path]:
@@ -122,7 +139,7 @@ def _places(name: str) -> Iterator[Path]:
     yield Path(str(files("structkv_bench.calibrations"))) / name
 
 
-def _typed(spec: ModelSpec) -> Iterator[str]:
+def _overrides(spec: ModelSpec) -> Iterator[str]:
     """A model as it is typed: its config, and what it has otherwise."""
     import yaml
 
@@ -134,7 +151,7 @@ def _typed(spec: ModelSpec) -> Iterator[str]:
     yield f"model={config}"
     for key, value in asdict(spec).items():
         if value != defaults[key] and not (key == "name" and value in (config, spec.path)):
-            yield f"model.{key}={'null' if value is None else value}"
+            yield f"model.{key}={typed(value)}"
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from structkv_bench.calibrate.file import Calibration
 from structkv_bench.engine.method import Budgeted, Method
 from structkv_bench.errors import UserError
 from structkv_bench.model_spec import ModelSpec
+from structkv_bench.overrides import typed
 from structkv_bench.paths import expanded
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Calibrated(Budgeted):
         others = {name: one for name, one in self.measured_settings().items() if measured.get(name) != one}
         if others:
             was = ", ".join(f"{name}={measured.get(name)}" for name in others)
-            asked = " ".join(f"method.{name}={one}" for name, one in others.items())
+            asked = " ".join(f"method.{name}={typed(one)}" for name, one in others.items())
             elsewhere = "" if self.calibration else " --out FILE, and give method.calibration=FILE"
             raise UserError(
                 f"{path}: was measured with {was}; for {asked} make one with: {command} {asked}{elsewhere}"

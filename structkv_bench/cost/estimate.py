@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from structkv_bench.calibrate.method import Calibrated
 from structkv_bench.cost.sharing import group_line
 from structkv_bench.cost.speed import Device
 from structkv_bench.cost.work import Cost, cost
@@ -82,8 +83,10 @@ def _short(number: float) -> str:
 
 
 def _cost(cell: Cell, tokens: int, shape: ModelShape) -> Cost:
+    method = cell.method
     try:
-        cell.method.compressor(tokens, shape.layers)  # refuses here what a run would refuse
+        if not isinstance(method, Calibrated) or method.is_calibrated:  # without a file its budget is known
+            method.compressor(tokens, shape.layers)  # refuses here what a run would refuse
     except UserError as error:
         raise UserError(f"{cell.method_name} at {tokens} tokens: {error}") from error
-    return cost(shape, cell.method, tokens)
+    return cost(shape, method, tokens)

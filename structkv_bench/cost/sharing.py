@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from structkv_bench.cost.work import cost, group_flops, passes_per_layer
+from structkv_bench.bounds import size
+from structkv_bench.cost.work import batch_peak_bytes, cost, group_flops, group_need, passes_per_layer
 from structkv_bench.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ def work(shape: ModelShape, methods: Sequence[Method], tokens: int) -> Work:
     return group_flops(shape, methods, tokens, 0), alone
 
 
-def group_line(shape: ModelShape, methods: Sequence[Method], tokens: int) -> str:
-    """What a group's cells share on one prompt, in a line."""
+def group_line(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int = 1) -> str:
+    """What a group's cells share on one prompt with `new` decoded tokens, and the memory it takes at most."""
     passes = by_layer(passes_per_layer(shape, methods, tokens), "pass", "passes")
-    return f"{len(methods)} cells share a prefill, {passes}: {_told(*work(shape, methods, tokens))}"
+    shared = f"{len(methods)} cells share a prefill, {passes}: {_told(*work(shape, methods, tokens))}"
+    peak = batch_peak_bytes(shape, [group_need(shape, methods, tokens)], new)
+    return f"{shared}; at most {size(peak)} of memory"
 
 
 def run_line(jobs: Sequence[Job]) -> str | None:

@@ -113,6 +113,18 @@ def cost(
     )
 
 
+def check_sizes(method: Method, tokens: int, layers: int) -> None:
+    """Whether a method tells a whole number for each layer, which all estimates rest on.
+
+    Raises:
+        ValueError: it does not.
+    """
+    for name in ("layer_entries", "layer_tokens", "layer_queries"):
+        told = list(getattr(method, name)(tokens, layers))
+        if len(told) != layers or not all(isinstance(number, int) and number >= 0 for number in told):
+            raise ValueError(f"{name} gives {told}, not a count for each of {layers} layers")
+
+
 def group_flops(
     shape: ModelShape, methods: Sequence[Method], tokens: int, new: int, balance: float = BALANCE
 ) -> float:

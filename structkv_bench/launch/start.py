@@ -14,6 +14,7 @@ import torch
 
 from structkv_bench.config import Setup
 from structkv_bench.errors import UserError
+from structkv_bench.fitting import check_weights
 from structkv_bench.jobs import available, note_in_manifests, prepare
 from structkv_bench.launch.claim import State, is_live, read_state
 from structkv_bench.launch.settings import LocalLauncher, SlurmLauncher
@@ -48,6 +49,7 @@ def run(setups: Sequence[Setup], overrides: Sequence[str]) -> int | None:
     store.check_writable()
     groups, left_out = available(plan(setups))
     work = prepare(groups, store)
+    check_weights(work.jobs, setups[0].bounds)
     cost = costs(work.asked)
     if isinstance(launcher, SlurmLauncher):
         together = setups[0].bounds.decode_batch

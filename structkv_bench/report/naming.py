@@ -20,7 +20,11 @@ def method_label(about: Row, without: Collection[str] = ()) -> str:
     name, settings = about["names"]["method"], about["config"]["method"]
     label = _named("method", name, settings, name, without)
     calibration = settings.get("calibration_sha256")
-    return f"{label} calibration={calibration[:6]}" if calibration else label
+    if not calibration:
+        return label
+    return (
+        f"{label} calibration={calibration[:6] if calibration.isalnum() else 'none'}"  # or why there is none
+    )
 
 
 def task_label(about: Row) -> str:

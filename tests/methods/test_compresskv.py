@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -180,6 +181,11 @@ def test_a_calibration_of_the_tiny_model_is_whole(llama: Tiny) -> None:
 def test_a_budget_that_no_layer_can_meet_is_refused(method: CompressKV, says: str) -> None:
     with pytest.raises(UserError, match=says):
         calibrated(method).compressor(100, 4)
+
+
+def test_an_infinite_cap_is_none() -> None:
+    budgets = calibrated(CompressKV(kv_ratio=0.2, cap=math.inf)).layer_entries(1000, 4)
+    assert sum(budgets) == 4 * 200
 
 
 @pytest.mark.parametrize("wrong", [{"retrieval_heads": 0}, {"floor": 8}, {"cap": 0.5}, {"pooling": "mean"}])
