@@ -38,7 +38,7 @@ bench: $(READY)
 # Needs network for a second environment.
 $(PEER)/.ready:
 	$(PYTHON) -m venv $(PEER)
-	$(PEER)/bin/python -m pip install --quiet torch==2.13.0 kvpress==0.5.5
+	$(PEER)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.2.0 kvpress==0.5.5
 	touch $@
 
 bench-peers: $(READY) $(PEER)/.ready

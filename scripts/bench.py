@@ -103,7 +103,7 @@ def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them if none")
-    parser.add_argument("--repeats", type=int, default=5, help="of each figure, after one to warm up")
+    parser.add_argument("--repeats", type=int, default=3, help="of each figure, after one to warm up")
     parser.add_argument("--quick", action="store_true", help="a trial: short prompts, once")
     parser.add_argument("--overrides", default="model=smollm2_135m", help="of the model and its texts")
     parser.add_argument("--out", type=Path, help=f"where to; {OUT} unless --quick")

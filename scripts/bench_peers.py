@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,7 @@ class Peer:
 
     def __init__(self, python: str, folder: Path) -> None:
         command = [python, str(PEER), str(folder)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.about = self._answer()
 
     def seconds(self, ids: list[int], new: int) -> dict[str, float]:
@@ -59,7 +56,7 @@ class Peer:
 def measured(scale: Scale, python: str, tokens: int) -> dict[str, Any]:
     """Seconds of each cell alone, here and there, and of all cells as a table needs them."""
     spec = compose([*scale.overrides, "method=full"])[0].model
-    model, peer = loaded(scale), Peer(python, models.fetch(spec))
+    peer, model = Peer(python, models.fetch(spec)), loaded(scale)
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for ids in texts(model, scale, tokens, scale.repeats + 1):
@@ -94,8 +91,8 @@ def measured(scale: Scale, python: str, tokens: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has kvpress")
-    parser.add_argument("--repeats", type=int, default=3, help="of each figure, after one to warm up")
+    parser.add_argument("--python", required=True, help="an interpreter that has kvpress")
+    parser.add_argument("--repeats", type=int, default=2, help="of each figure, after one to warm up")
     parser.add_argument("--tokens", type=int, default=4096, help="of each prompt")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()

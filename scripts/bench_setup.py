@@ -21,7 +21,7 @@ Section = dict[str, Any]
 class Scale:
     """How much is measured, and on what."""
 
-    repeats: int = 5
+    repeats: int = 3
     divisor: int = 1
     """Of every prompt's length: 8 is for a trial."""
     overrides: tuple[str, ...] = ("model=smollm2_135m",)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 BOUND = re.compile(r"(?P<name>.+?) \((?:(?P<field>\w+) )?(?P<how>at most|at least|under) (?P<bound>[\d.]+)\)")
+HINT = re.compile(r"\((?:\w+ )?(?:at most|at least|under) ")
 HEAD = "| part | figure | asked | median | quartiles | repeats | |\n|---|---|---|---:|---|---:|---|"
 
 
@@ -27,6 +28,8 @@ def _lines(part: str, section: dict[str, Any], repeats: int) -> Iterator[str]:
     for key, value in section.items():
         if found := BOUND.fullmatch(key):
             yield _line(part, found, value, repeats)
+        elif HINT.search(key):
+            raise ValueError(f"{part}: {key!r} names a bound in no form that is read here")
         elif isinstance(value, dict):
             yield from _lines(f"{part}, {key}", value, repeats)
 

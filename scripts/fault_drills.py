@@ -53,6 +53,8 @@ WHAT = ["method=full,snapkv,structkv", "method.kv_ratio=0.2", "task=niah", "task
         "task.lengths=[512]", "task.max_new_tokens=4"]  # fmt: skip
 SHARDS = ["launcher=slurm", "launcher.gpus=0", "launcher.shards=2", "launcher.submit=false"]
 """The plan is written, and its tasks are started by hand."""
+MOST_ROWS = 7
+"""That a run may write before it is killed."""
 FEW = 24
 """Samples of all drills but the first."""
 DEFINITION = (
@@ -73,12 +75,12 @@ def kills(drill: Drill, place: Path) -> Facts:
     for _ in range(drill.kills):
         before, child = line_count(results), start(arguments, log)
         if rng.random() < 0.5:
-            time.sleep(rng.uniform(0, drill.first_row_s))
+            _pause(rng.uniform(0, drill.first_row_s), results, before + MOST_ROWS)
         else:
-            wait_for_rows(results, before + rng.randrange(1, 7), child)
-            time.sleep(rng.uniform(0, drill.row_s))
-        if ended(child) is not None:
-            raise DrillError("it ended before all kills; it needs more samples")
+            wait_for_rows(results, before + rng.randrange(1, MOST_ROWS), child)
+            _pause(rng.uniform(0, drill.row_s), results, before + MOST_ROWS)
+        if (code := ended(child)) is not None:
+            raise DrillError(f"ended with {code} after {line_count(results)} rows, before all kills")
         kill(child)
         among_rows += line_count(results) > before
         torn += torn_files(results)
@@ -88,9 +90,16 @@ def kills(drill: Drill, place: Path) -> Facts:
             "rows left after the last": left, "rows": drill.check(results, samples)}  # fmt: skip
 
 
+def _pause(seconds: float, results: Path, most: int) -> None:
+    """Let time pass, but no more than so many rows: how fast they come depends on what else runs here."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and line_count(results) < most:
+        time.sleep(0.002)
+
+
 def _of_kills(count: int) -> int:
-    """Samples that outlive so many kills: each lets at most six rows of three cells by, and a little."""
-    return 10 + 5 * count
+    """Samples that outlive so many kills: each lets at most seven rows of three cells by, and a little."""
+    return 20 + 5 * count
 
 
 def torn_line(drill: Drill, place: Path) -> Facts:
@@ -242,7 +251,7 @@ def main() -> int:
     if unknown := set(options.drills) - DRILLS.keys():
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(DRILLS)}")
     if options.quick:
-        options.kills, claim.BEAT, claim.LEASE, tracking.INIT_S = 4, 0.1, 1.0, 1.0
+        options.kills, claim.BEAT, claim.LEASE, tracking.INIT_S = 4, 0.1, 3.0, 1.0
     torch.set_num_threads(1)  # a process that has computed with several can't be forked
     session = {key: value for key, value in provenance.provenance("cpu").items() if key != "host"}
     with tempfile.TemporaryDirectory() as folder:

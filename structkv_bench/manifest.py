@@ -49,6 +49,8 @@ def read_manifest(results_dir: str | Path, experiment: str) -> Manifest | None:
     file = _file(results_dir, experiment)
     try:
         manifest = Manifest(**json.loads(file.read_bytes()))
+        if not isinstance(manifest.experiment, str):
+            raise TypeError
         if not all(cell.keys() >= CELL for cell in manifest.cells.values()):
             raise ValueError
         return manifest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from structkv_bench.errors import UserError
-from structkv_bench.manifest import UNNAMED, Manifest, read_manifests
+from structkv_bench.manifest import read_manifests
 from structkv_bench.overrides import GROUPS
 from structkv_bench.paths import expanded
 from structkv_bench.provenance import NO_COMMIT
@@ -37,8 +37,6 @@ class Made:
     """As in cell.json, with the sessions of shards."""
     samples: int
     """Asked for; where no manifest says that, as many as there are."""
-    experiments: frozenset[str] = frozenset()
-    """By which it was asked for."""
 
 
 def read_run(run: Path) -> list[Made]:
@@ -55,19 +53,20 @@ def read_run(run: Path) -> list[Made]:
         )
         hint = f"did you mean {near[0]}?" if near else "give a results folder, or that of one of its cells"
         raise UserError(f"{run}: no {CELL_FILE} there; {hint}")
-    manifests = read_manifests(folders[0].absolute().parent)
-    return [_made(folder, manifests) for folder in folders]
+    asked: dict[str, int] = {}
+    for manifest in read_manifests(folders[0].absolute().parent):
+        for name, cell in manifest.cells.items():
+            asked[name] = max(cell["samples"], asked.get(name, 0))
+    return [_made(folder, asked) for folder in folders]
 
 
-def _made(folder: Path, manifests: Sequence[Manifest]) -> Made:
+def _made(folder: Path, asked: Mapping[str, int]) -> Made:
     about, name = read_about(folder / CELL_FILE), folder.absolute().name
     if not _is_whole(about):
         raise UserError(
             f"{folder / CELL_FILE}: damaged; delete it, and the next run of this cell writes it anew"
         )
-    asked = {its.experiment: its.cells[name]["samples"] for its in manifests if name in its.cells}
-    samples = max(asked.values(), default=0) or len(read_rows(folder)[0])
-    return Made(folder, about, samples, frozenset(asked) - {UNNAMED})
+    return Made(folder, about, asked.get(name) or len(read_rows(folder)[0]))
 
 
 def _is_whole(about: Row) -> bool:
@@ -80,7 +79,8 @@ def _is_whole(about: Row) -> bool:
     classes = all("_target_" in config[group] for group in ("method", "task"))
     if not (classes and names.keys() >= NAMES and config.keys() >= CONFIG):
         return False
-    kinds = isinstance(about["key"], str) and type(config["length"]) is int
+    texts = [about["key"], *names.values(), *(config[group]["_target_"] for group in ("method", "task"))]
+    kinds = all(isinstance(text, str) for text in texts) and type(config["length"]) is int
     return kinds and all(
         isinstance(session.get("command", []), list) and isinstance(session.get("git") or {}, dict)
         for session in about["sessions"]

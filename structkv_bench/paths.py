@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from platformdirs import user_cache_path
 
@@ -44,20 +43,27 @@ def check_writable(file: Path) -> None:
     """
     with _written_to(file) as place:
         nearest = next(folder for folder in place.parents if folder.exists())
-        with TemporaryFile(dir=nearest):
-            pass
+        draft = _draft(nearest / place.name)
+        draft.touch()
+        draft.unlink()
 
 
 @contextmanager
 def _written_to(file: Path) -> Iterator[Path]:
     """Where a file really lies; that it can't be written there is one line."""
-    place = file.resolve()  # through a link to what it points to, not in its place
-    if not file.name or (place.exists() and not place.is_file()):
-        raise UserError(f"{file}: not a file that can be written; give a file's name")
     try:
+        place = file.resolve()  # through a link to what it points to, not in its place
+        if not file.name or (place.exists() and not place.is_file()):
+            raise UserError(f"{file}: not a file that can be written; give a file's name")
         yield place
-    except OSError as error:
-        raise UserError(f"{file}: can't be written ({error.strerror or error})") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{file}: can't be written ({reason})") from error
+
+
+def _draft(file: Path) -> Path:
+    """Beside it; process ids recur on other machines."""
+    return file.with_name(f".{file.name}.{secrets.token_hex(4)}")
 
 
 def replace_whole(file: Path, text: str) -> None:
@@ -66,7 +72,7 @@ def replace_whole(file: Path, text: str) -> None:
     Raises:
         OSError: it can't be written; what was there is as it was.
     """
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")  # process ids recur on other machines
+    draft = _draft(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8", newline="") as out:

@@ -94,6 +94,8 @@ class TokenizerPrompts:
         ids: set[int] = set()
         for some in (*configured, self.tokenizer.eos_token_id):
             ids.update([some] if isinstance(some, int) else some or [])
-        known = map(self.tokenizer.convert_tokens_to_ids, END_OF_TURN)  # writes out no vocabulary
-        ids.update(id for id in known if id not in (None, self.tokenizer.unk_token_id))
+        for token in END_OF_TURN:  # one by one: the whole vocabulary takes a while to write out
+            id = self.tokenizer.convert_tokens_to_ids(token)
+            if id is not None and self.tokenizer.convert_ids_to_tokens(id) == token:
+                ids.add(id)
         return frozenset(ids)

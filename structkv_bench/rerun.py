@@ -92,28 +92,13 @@ def _add(cells: list[Made], results_dir: str, found: Again) -> None:
     overrides = [_override(key, values[key]) for key in values]
     fault = _fault(overrides, cells) if _size(cells, values) == len(cells) else "no grid"
     if fault is None:
-        named = [*_of_experiment(overrides, cells), *overrides, f"results_dir={typed(results_dir)}"]
-        command = ["structkv-bench", "run", *named]
+        command = ["structkv-bench", "run", *overrides, f"results_dir={typed(results_dir)}"]
         found.commands.append(shlex.join(command))
     elif len(cells) == 1:
         found.refused.append(f"{cells[0].folder.name}: {fault}")
     else:
         for part in _parts(cells):
             _add(part, results_dir, found)
-
-
-def _of_experiment(overrides: list[str], cells: Sequence[Made]) -> list[str]:
-    """The experiment that asked for all of them, where naming it changes nothing else: tables go by it."""
-    for name in sorted(frozenset.intersection(*(cell.experiments for cell in cells))):
-        with suppress(UserError):  # an experiment that is no more
-            if _samples([f"experiment={name}", *overrides]) == _samples(overrides):
-                return [f"experiment={name}"]
-    return []
-
-
-def _samples(overrides: list[str]) -> dict[str, int]:
-    """Of each cell that these overrides make."""
-    return {cell.folder: cell.task.samples for group in plan(compose(overrides)) for cell in group.cells}
 
 
 def _parts(cells: list[Made]) -> Iterator[list[Made]]:

@@ -29,3 +29,19 @@ def _unplugged(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"the tests tried to connect to {address}")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model on disk, to be read and not to be changed."""
+    from tests.tiny import save_tiny  # only now: it imports transformers
+
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def essays(tmp_path: Path) -> Path:
+    """A text whose sentences differ, so that each repeat of a bench has prompts of its own."""
+    file = tmp_path / "essays.txt"
+    file.write_text("".join(f"The {n}th sentence of them all is not the one before. " for n in range(400)))
+    return file

@@ -22,14 +22,9 @@ import pytest
 
 from structkv_bench import plan
 from tests.gate import edit, regress, run, verdict
-from tests.tiny import save_tiny, tiny
+from tests.tiny import tiny
 
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -22,20 +22,7 @@ from structkv_bench.engine.prefill import PARTS
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.methods.structkv import StructKV
-from tests.tiny import save_tiny, tiny
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def essays(tmp_path: Path) -> Path:
-    """Sentences that differ, so that each repeat has a text of its own."""
-    file = tmp_path / "essays.txt"
-    file.write_text("".join(f"The {n}th sentence of them all is not the one before. " for n in range(400)))
-    return file
+from tests.tiny import tiny
 
 
 def arguments(model: Path, essays: Path, *more: str) -> list[str]:

@@ -192,7 +192,6 @@ WRONG = {
     "calibration=short.txt": "calibration=short.txt: has 12 tokens, 1 samples take 104 each",
     "method.calibration_sha256=abc": "calibration_sha256: is that of the file",
     "--out=.": "not a file that can be written; give a file's name",
-    "--out=short.txt/sub/new.json": "short.txt/sub/new.json: can't be written (Not a directory)",
 }
 
 
@@ -202,6 +201,15 @@ def test_what_cannot_be_calibrated_is_one_line(model: list[str], capsys: Any, wr
     given = {text.partition("=")[0]: text for text in ["method=headwisekv", *model, *QUICK, wrong]}
     assert says in refused(capsys, "calibrate", *given.values())
     assert not list(Path("results").rglob("*.json"))
+
+
+def test_where_it_could_not_be_written_nothing_is_measured(
+    model: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "load", None)
+    Path("file").write_text("in the way of a folder")
+    line = refused(capsys, "calibrate", "method=headwisekv", *model, *QUICK, "--out=file/sub/new.json")
+    assert "file/sub/new.json: can't be written (Not a directory)" in line
 
 
 def test_a_calibration_measured_with_other_settings_is_refused() -> None:

@@ -263,6 +263,11 @@ def test_show_estimates_methods_that_nobody_has_calibrated_yet(capsys: Any) -> N
     calibrated = {f"{name} calibration=none" for name in ("compresskv", "sgdkv", "headwisekv")}
     assert kept.keys() == {"snapkv", *calibrated}
     assert set(kept.values()) == {kept["snapkv"]}
+    named = ["model=llama3_1_8b", "method=sgdkv", "method.calibration=nowhere.json", "task.lengths=[4096]"]
+    assert main(["show", *named]) == 2
+    assert "sgdkv at 4096 tokens: nowhere.json: no such file" in capsys.readouterr().err
+    assert main(["show", "model=llama3_1_8b", "method=sgdkv", "method.budget=1", "task.lengths=[4096]"]) == 2
+    assert "sgdkv at 4096 tokens: " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_hub")

@@ -24,16 +24,10 @@ from structkv_bench.jobs import prepare
 from structkv_bench.plan import plan
 from structkv_bench.store import ROWS_FILE, Store
 from tests.runs import overrides, rows_of
-from tests.tiny import save_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 DRILLS = ["kills", "full_disk_under_shards", "clock_set_back", "lost_node"]
 """Those without a test of their own elsewhere."""
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_a_cell_too_large_alone_is_tried_and_its_failure_names_the_sizes(
 
 def test_a_bound_that_the_weights_alone_exceed_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
     chosen = command(folder, f"results_dir={tmp_path}", "group.max_bytes=100KiB")
-    for launcher in ([], ["launcher=local"]):
+    for launcher in ([], ["launcher.processes=2"]):
         assert main(["run", *chosen, *launcher]) == 2
         err = capsys.readouterr().err
         assert "group.max_bytes: 0.1 MiB are given, and the weights of tiny alone take 0.6 MiB" in err

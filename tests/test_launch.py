@@ -24,14 +24,8 @@ from structkv_bench.launch.settings import LocalLauncher, SlurmLauncher
 from structkv_bench.launch.shards import Plan
 from structkv_bench.store import read_rows
 from tests.runs import MEASURED, overrides
-from tests.tiny import save_tiny
 
 SLURM = ["launcher=slurm", "launcher.gpus=0"]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 def rows(results: Path) -> dict[str, dict[str, Any]]:

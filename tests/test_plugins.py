@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from structkv_bench import models
@@ -18,12 +19,6 @@ from structkv_bench.engine.layer import LayerView
 from structkv_bench.engine.method import Compressor, Method
 from structkv_bench.plan import plan
 from tests.runs import overrides, rows_of
-from tests.tiny import save_tiny
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @dataclass(frozen=True)
@@ -99,6 +94,22 @@ def test_a_method_that_cannot_tell_its_sizes_is_refused_before_anything_is_writt
     assert error.count("\n") == 1
     assert f"Unsized on niah_noise at 700, sample 0000: {says}" in error
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclass(frozen=True)
+class OfNumpy(Method):
+    """A plug-in that counts with numpy."""
+
+    def compressor(self, prompt_tokens: int, layers: int) -> Compressor:
+        return Compressor()
+
+    def layer_entries(self, prompt_tokens: int, layers: int) -> list[int]:
+        return list(np.full(layers, prompt_tokens))
+
+
+def test_any_whole_number_is_a_count(model_folder: Path, tmp_path: Path) -> None:
+    target = f"{OfNumpy.__module__}.{OfNumpy.__qualname__}"
+    assert main(overrides(model_folder, tmp_path, "method=full", f"method._target_={target}")) == 0
 
 
 @dataclass(frozen=True)

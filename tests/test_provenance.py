@@ -273,6 +273,7 @@ EDITED: list[dict[str, Any]] = [
     {"config": KNOWN["config"] | {"length": "64"}},
     {"sessions": [{"command": None}]},
     {"sessions": [{"git": "abc"}]},
+    {"names": KNOWN["names"] | {"method": ["full"]}},
 ]
 WRONG = {
     **{json.dumps(KNOWN | edit): "damaged; delete it" for edit in EDITED},

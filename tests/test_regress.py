@@ -23,15 +23,9 @@ from structkv_bench.engine.model import Model
 from structkv_bench.methods.streaming_llm import _SinksAndLast
 from structkv_bench.tasks.niah import Niah
 from tests.gate import METHODS, edit, regress, run, verdict
-from tests.tiny import save_tiny
 
 COMPRESSING = METHODS[1:]
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

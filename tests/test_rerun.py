@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -225,14 +225,3 @@ def test_the_command_makes_equal_rows(tmp_path: Path, capsys: Any, monkeypatch: 
         assert main(shlex.split(line)[1:]) == 0
     assert rows_of(tmp_path / "se cond") == rows_of(tmp_path / "first")
     assert len(rows_of(tmp_path / "first")) == 5
-
-
-def test_the_experiment_is_named_where_that_changes_nothing_else() -> None:
-    """A table of the new rows then finds them; a preset's own samples must not come in by that."""
-    asked = ("experiment=table2", "method=full,snapkv", "task.lengths=[64]")
-    for more, named in ((("task.samples=3",), True), ((), True), (("task=niah",), False)):
-        cells = [replace(cell, experiments=frozenset({"table2"})) for cell in made(*asked, *more)]
-        if not named:
-            cells = [replace(cell, experiments=frozenset({"no_more"})) for cell in cells]
-        commands = check(cells)
-        assert all((" experiment=table2 " in command) == named for command in commands)

@@ -23,11 +23,6 @@ from tests.runs import overrides, rows_of
 from tests.tiny import save_tiny, tiny
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
-
-
 def test_a_run_fills_a_row_per_sample_and_cell(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
     """All that is needed to judge a prediction stands in its row; the table follows."""
     assert main(overrides(model_folder, tmp_path)) == 0

@@ -37,7 +37,7 @@ def test_show_says_what_a_group_shares_beside_its_cells_one_by_one(tmp_path: Any
     assert given == pytest.approx(expected, rel=0.02)
     new = int(re.findall(r"up to (\d+) generated", out)[0])
     peak = batch_peak_bytes(llama.model.shape, [group_need(llama.model.shape, methods, tokens)], new)
-    assert line.endswith(f"; at most {peak / 2**20:.1f} MiB of memory")
+    assert line.endswith(f"; {peak / 2**20:.1f} MiB of memory, a sample at a time")
     assert main([*some, "method=snapkv"]) == 0
     assert "share a prefill" not in capsys.readouterr().out
 

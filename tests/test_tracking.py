@@ -25,14 +25,9 @@ from structkv_bench.cli import main
 from structkv_bench.config import compose
 from structkv_bench.prompts import TokenizerPrompts
 from structkv_bench.task import Sample
-from tests.tiny import save_tiny, tokenizer
+from tests.tiny import tokenizer
 
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", autouse=True)

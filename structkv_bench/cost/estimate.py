@@ -8,6 +8,7 @@ from structkv_bench.calibrate.method import Calibrated
 from structkv_bench.cost.sharing import group_line
 from structkv_bench.cost.speed import Device
 from structkv_bench.cost.work import Cost, cost
+from structkv_bench.engine.method import Method
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.plan import Cell, Group
@@ -83,10 +84,14 @@ def _short(number: float) -> str:
 
 
 def _cost(cell: Cell, tokens: int, shape: ModelShape) -> Cost:
-    method = cell.method
     try:
-        if not isinstance(method, Calibrated) or method.is_calibrated:  # without a file its budget is known
-            method.compressor(tokens, shape.layers)  # refuses here what a run would refuse
+        if not _is_to_be_calibrated(cell.method):
+            cell.method.compressor(tokens, shape.layers)  # refuses here what a run would refuse
+        return cost(shape, cell.method, tokens)
     except UserError as error:
         raise UserError(f"{cell.method_name} at {tokens} tokens: {error}") from error
-    return cost(shape, method, tokens)
+
+
+def _is_to_be_calibrated(method: Method) -> bool:
+    """Whether it has no file yet, and none was named: what it would keep on average is known."""
+    return isinstance(method, Calibrated) and not method.is_calibrated and method.calibration is None

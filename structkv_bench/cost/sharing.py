@@ -25,11 +25,11 @@ def work(shape: ModelShape, methods: Sequence[Method], tokens: int) -> Work:
 
 
 def group_line(shape: ModelShape, methods: Sequence[Method], tokens: int, new: int = 1) -> str:
-    """What a group's cells share on one prompt with `new` decoded tokens, and the memory it takes at most."""
+    """What a group's cells share on one prompt with `new` decoded tokens, and the memory that it takes."""
     passes = by_layer(passes_per_layer(shape, methods, tokens), "pass", "passes")
     shared = f"{len(methods)} cells share a prefill, {passes}: {_told(*work(shape, methods, tokens))}"
     peak = batch_peak_bytes(shape, [group_need(shape, methods, tokens)], new)
-    return f"{shared}; at most {size(peak)} of memory"
+    return f"{shared}; {size(peak)} of memory, a sample at a time"
 
 
 def run_line(jobs: Sequence[Job]) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from structkv_bench.engine.column_sums import COLUMN_SUM_BLOCK
@@ -121,7 +122,11 @@ def check_sizes(method: Method, tokens: int, layers: int) -> None:
     """
     for name in ("layer_entries", "layer_tokens", "layer_queries"):
         told = list(getattr(method, name)(tokens, layers))
-        if len(told) != layers or not all(isinstance(number, int) and number >= 0 for number in told):
+        try:
+            whole = len(told) == layers and all(index(number) >= 0 for number in told)
+        except TypeError:  # a fraction, or no number
+            whole = False
+        if not whole:
             raise ValueError(f"{name} gives {told}, not a count for each of {layers} layers")
 
 

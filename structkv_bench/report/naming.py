@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from structkv_bench.catalog import conf_dir
 from structkv_bench.store import Row
 
+HASH = re.compile(r"[0-9a-f]{16}")
+"""Of a calibration; without one the reason stands in its place."""
 OWN_COLUMN = frozenset({"kv_ratio", "_target_"})
 
 
@@ -22,9 +25,7 @@ def method_label(about: Row, without: Collection[str] = ()) -> str:
     calibration = settings.get("calibration_sha256")
     if not calibration:
         return label
-    return (
-        f"{label} calibration={calibration[:6] if calibration.isalnum() else 'none'}"  # or why there is none
-    )
+    return f"{label} calibration={calibration[:6] if HASH.fullmatch(calibration) else 'none'}"
 
 
 def task_label(about: Row) -> str:

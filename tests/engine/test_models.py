@@ -105,6 +105,15 @@ def test_all_stop_ids_are_honoured() -> None:
     assert TokenizerPrompts(fast).stop_ids([7, 9], None, 11) == {1, 7, 9, 11, eot}
 
 
+@pytest.mark.parametrize("unknown", ["<turn>", "<|im_end|>"])
+def test_a_token_that_the_vocabulary_lacks_ends_nothing(unknown: str) -> None:
+    """Looked up it is the unknown token, which is a stop id only if it is an end of turn itself."""
+    fast = tokenizer()
+    fast.add_special_tokens({"unk_token": unknown})
+    own = {fast.convert_tokens_to_ids(unknown)} if unknown == "<|im_end|>" else set()
+    assert TokenizerPrompts(fast).stop_ids() == {1, *own}
+
+
 def test_local_folder(tmp_path: Path) -> None:
     """A model folder loads; a damaged weight file is one clear line."""
     spec = ModelSpec(name="mine", path=str(save_tiny(tmp_path)))
