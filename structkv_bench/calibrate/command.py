@@ -12,6 +12,7 @@ import typer
 
 from structkv_bench.errors import UserError, offer
 from structkv_bench.paths import check_writable, expanded, write_whole
+from structkv_bench.starting import uncollected
 
 if TYPE_CHECKING:
     from structkv_bench.calibrate.file import Calibration
@@ -39,13 +40,14 @@ def calibrate(
 
     The method then loads it by itself. The same inputs give the same file.
     """
-    from structkv_bench.config import compose
+    given = overrides or []
+    own = [text for text in given if text.partition("=")[0].partition(".")[0] == OWN_KEY]
+    with uncollected():
+        from structkv_bench.config import compose
 
-    typed = overrides or []
-    own = [text for text in typed if text.partition("=")[0].partition(".")[0] == OWN_KEY]
-    asked = _asked(compose([text for text in typed if text not in own]), out)
-    texts = {place: _texts(method, own) for place, (_, method) in asked.items()}
-    from structkv_bench import models
+        asked = _asked(compose([text for text in given if text not in own]), out)
+        texts = {place: _texts(method, own) for place, (_, method) in asked.items()}
+        from structkv_bench import models
 
     loaded: tuple[ModelSpec, Model] | None = None
     for place, (spec, method) in asked.items():

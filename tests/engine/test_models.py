@@ -10,8 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from structkv_bench import gguf, models
+from structkv_bench import gguf, models, selfcheck
 from structkv_bench.engine.batch import Batch
+from structkv_bench.engine.cache import KVCache
+from structkv_bench.engine.model import Model
+from structkv_bench.engine.prefill import Prefilled
 from structkv_bench.errors import UserError
 from structkv_bench.methods.full import Full
 from structkv_bench.model_spec import ModelSpec
@@ -95,6 +98,26 @@ def test_a_prompt_of_ids_stands_in_the_template_untouched() -> None:
     inside = prompts.encode(text)
     at = next(i for i in range(len(around)) if around[i : i + len(inside)] == inside)
     assert prompts.render(ids, " A") == [*around[:at], *ids, *around[at + len(inside) :]]
+
+
+class Forgetful:
+    """A decode that stores nothing of what it is fed."""
+
+    def __init__(self, model: Model, rows: list[Prefilled], room: int) -> None:
+        self.model, self.rows, self.room = model, rows, room
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = [replace(row, cache=KVCache(list(row.cache.layers), row.cache.seen)) for row in self.rows]
+        return Batch(self.model, rows, self.room).forward(ids)
+
+
+def test_a_model_whose_decoded_tokens_are_not_seen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token after the prompt is right even so: it takes a second one to tell."""
+    monkeypatch.setattr(selfcheck, "Batch", Forgetful)
+    with pytest.raises(UserError, match="our layer loop gives other logits"):
+        tiny("llama")
+    monkeypatch.setattr(selfcheck, "CONTINUED_TOKENS", 1)
+    tiny("llama")
 
 
 def test_all_stop_ids_are_honoured() -> None:
