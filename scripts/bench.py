@@ -1,6 +1,6 @@
 """The figures that the README and issue 6 state, in medians with quartiles; needs an idle machine.
 
-make bench                                  # every part, about an hour on 2 cores
+make bench                                  # every part, 40 minutes on 2 cores
 python scripts/bench.py decode_batch h2o    # these parts alone; the file's other sections stay
 python scripts/bench.py --quick             # a trial at an eighth of the length, one repeat, not written
 

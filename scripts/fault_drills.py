@@ -40,12 +40,13 @@ from drill_runs import (
     wait_for_rows,
 )
 from drill_surroundings import BACK, clock_late, on_another_node, small_disk
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_model import write
 
 from structkv_bench import models, provenance, tracking
 from structkv_bench.config import compose
 from structkv_bench.launch import claim
 from structkv_bench.paths import write_whole
+from structkv_bench.shape import BYTES, ModelShape
 from structkv_bench.store import read_about
 
 OUT = Path("results/fault_drills.json")
@@ -284,13 +285,9 @@ def drilled(name: str, drill: Drill, place: Path) -> Facts:
 def random_model(folder: Path) -> list[str]:
     """A random Llama with the embedded model's tokenizer, on disk; the overrides that choose it."""
     prompts = models.inspect(compose(["model=smollm2_135m", "method=full"])[0].model).prompts
-    prompts.tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(prompts.tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=4096,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    vocabulary = len(prompts.tokenizer)
+    shape = ModelShape(4, 8, 2, 8, 64, 96, vocabulary, max_positions=4096, itemsize=BYTES["float32"])
+    write(shape, "float32", prompts.tokenizer, folder)
     return ["model=custom", f"model.path={folder}", "model.name=random"]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from structkv_bench import models
 from structkv_bench.config import compose
@@ -38,15 +38,8 @@ def write(shape: ModelShape, dtype: str, tokenizer: Any, folder: Path) -> None:
         tie_word_embeddings=shape.tied,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        dtype=dtype,
     )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        module = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
-    module.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

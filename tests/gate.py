@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from structkv_bench.cli import main
+from tests.runs import overrides
 
 METHODS = ("full", "h2o", "snapkv", "streaming_llm", "structkv")
 
 
 def run(model: Path, results: Path, *more: str) -> Path:
     """A results folder of five methods, three samples each."""
-    chosen = {
-        "model": "custom", "model.path": str(model), "model.name": "tiny", "method": ",".join(METHODS),
-        "method.kv_ratio": "0.2", "task": "niah", "task.haystack": "noise", "task.lengths": "[500]",
-        "task.samples": "3", "task.max_new_tokens": "6", "results_dir": str(results),
-    }  # fmt: skip
-    chosen |= dict(item.split("=", 1) for item in more)
-    if chosen["method"] == "full":
-        del chosen["method.kv_ratio"]
-    assert main(["run", *(f"{key}={value}" for key, value in chosen.items())]) == 0
+    own = (f"method={','.join(METHODS)}", "task.lengths=[500]", "task.samples=3")
+    assert main(overrides(model, results, *own, *more)) == 0
     return results
 
 
